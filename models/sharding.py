@@ -70,6 +70,11 @@ class Sharding:
         """What a rank keeps of each source of a parameter."""
         return _shares(parameter, self.whole[parameter], self.specs[parameter], rank, self.ranks)
 
+    def shares_rows_of(self, parameter: str) -> bool:
+        """Whether there is such a parameter, of whose rows each rank has some."""
+        own, whole = self.specs.get(parameter), self.whole.get(parameter)
+        return own is not None and whole is not None and own.shape[0] != whole.shape[0]
+
     def is_shared(self, parameter: str) -> bool:
         """Whether ranks have parts of a parameter."""
         return self.specs[parameter].shape != self.whole[parameter].shape

@@ -210,6 +210,12 @@ class SchedulerOutput:
         return self.pooling is None or int(np.count_nonzero(self.pooling.are_last)) < len(self.sampling)
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether every sample is the likeliest id, and nothing else is asked of any logits."""
+        asks = self.adjusted, self.wanted_logprobs, self.pooling
+        return not any(one is not None for one in asks) and not self.sampling["temperature"].any()
+
+    @property
     def is_decode(self) -> bool:
         """Whether every row computes one token and samples one, as most steps do."""
         return len(self.token_ids) == len(self.num_scheduled_tokens) == len(self.sampling)

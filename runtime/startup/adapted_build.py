@@ -8,9 +8,8 @@ from ...common.errors import UnsupportedError
 from ...compiler.execution.plan import Compiled
 from ...custom_ops._shared import registry
 from ..adapters.config import LoRAConfig
-from ..worker.adapters import Adapters
+from ..worker.adapters import Adapted, Adapters
 from ..worker.attention import AttentionBackend
-from ..worker.model_runner import Adapted
 from .forwards import cpu_call_graphs_of, forward_of
 from .resolved import ResolvedRuntime
 from .stage_build import StageBuild

@@ -19,6 +19,7 @@ from ...models.checkpoints.loaded_weights import LoadedWeights
 from ...models.heads.definition import HeadDefinition
 from ..speculation.config import spare_columns
 from ..structured_output.compiler import GrammarCompiler
+from ..worker.adapters import Adapted
 from ..worker.attention import AttentionBackend, PagedAttention, allocate_caches
 from ..worker.device_memory import DeviceMemory
 from ..worker.grammar_masks import NewMatcher
@@ -26,16 +27,17 @@ from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
 from ..worker.input_batch import InputBatch
 from ..worker.logits_adjuster import load_kernels
-from ..worker.model_runner import Adapted, Logits, ModelRunner
+from ..worker.model_runner import Logits, ModelRunner
 from ..worker.model_weights import ModelWeights
 from ..worker.pooler import Pooler
 from ..worker.stage_link import StageLink
+from ..worker.vocabulary_part import VocabularyPart
 from . import memory
 from .adapted_build import new_adapted_parts
 from .captures import capture, new_cuda_graphs
 from .drafter_build import LoadedDrafter, NewModelDrafter, drafter_caches, new_model_drafter
 from .drafters import new_drafter
-from .forwards import cpu_call_graphs_of, forward_of, logits_of, pooler_of
+from .forwards import cpu_call_graphs_of, forward_of, logits_of, pooler_of, vocabulary_part_of
 from .kernel_choice import choose_gemm_kernels
 from .loaded import LoadedWorker
 from .resolve import least_of_ranks
@@ -175,6 +177,7 @@ def _new_runners(
     tensors, stage = weights.by_name | resolved.rope_tables(), stage_build(resolved)
     is_last = resolved.stage is None or resolved.stage.is_last
     logits = logits_of(resolved, tensors) if resolved.generates and is_last else None
+    part = None if logits is None else vocabulary_part_of(resolved, tensors, num_valid_ids)
     drafts: NewModelDrafter | None = None
     owned = [ModelWeights(weights, source_of(resolved))]
     if drafter is not None and drafter.weights is not None and resolved.own_drafter is not None:
@@ -190,6 +193,7 @@ def _new_runners(
         new_adapted=new_adapted_parts(resolved, attention, compiled_adapted, tensors, stage),
         stage_link=None if stage is None else stage.link(),
         logits=logits,
+        vocabulary_part=part,
         pooler=pooler_of(resolved, tensors) if is_last else None,
         new_model_drafter=drafts,
         kv_scales=kv_scales_of(resolved, weights.kv_scales),
@@ -208,6 +212,7 @@ def _new_runner(
     new_adapted: Callable[[], Adapted] | None,
     stage_link: StageLink | None,
     logits: Logits | None,
+    vocabulary_part: VocabularyPart | None,
     pooler: Pooler | None,
     kv_scales: Sequence[tuple[float, float]],
     num_valid_ids: int,
@@ -230,6 +235,7 @@ def _new_runner(
     return ModelRunner(
         forward=forward,
         logits=logits,
+        vocabulary_part=vocabulary_part,
         pooler=pooler,
         attention=_paged_attention(resolved, backend, caches, groups, kv_scales),
         input_batch=_new_input_batch(resolved, len(groups)),

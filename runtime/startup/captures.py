@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 MIXED_SIZES = (16, 32, 64, 128, 256, 512)
 # Beyond, calling the pieces costs no padding: sizes are captured while the host is slower, or nearly so.
 LARGE_MIXED_SIZES = (768, 1024, 1280, 1536, 1792, 2048)
+FEWEST_GREEDY = 8  # samples of steps that are captured without gathering logits; fewer are gathered as soon
 NEARLY_BOUND = 1.25  # how much longer than the host the GPU may take
 
 
@@ -53,15 +55,23 @@ def graph_sizes(
 
 
 def decode_captures(resolved: ResolvedRuntime, sizes: Sequence[int]) -> tuple[Decode, ...]:
-    """Decode steps of these numbers of requests to capture: without drafts and, where they fit, with some."""
+    """Decode steps of these numbers of requests to capture: without drafts and, where they fit, with some.
+
+    Where ranks share the vocabulary out, of greedy samples alone, too: of so many that gathering all logits
+    takes time. All stages of a pipeline capture the same, most of which sample nothing: there are none.
+    """
     k = resolved.max_drafts
     kinds = [(0, 0), *((drafts, k) for drafts in (0, *draft_lengths(k)) if k)]
-    return tuple(
+    keys = [
         Decode(size, 1 + drafts, num_next)
         for size in sizes
         for drafts, num_next in kinds
         if not num_next or size * (1 + max(drafts, 1)) <= resolved.max_num_samples
-    )
+    ]
+    if resolved.shares_vocabulary and not resolved.stages:
+        many = [key for key in keys if key.size * key.query_len >= FEWEST_GREEDY]
+        keys += [replace(key, is_greedy=True) for key in many]
+    return tuple(keys)
 
 
 def is_lazy(config: RuntimeConfig) -> bool:

@@ -18,6 +18,7 @@ from ..worker.attention import AttentionBackend, PagedAttention, each_layer_once
 from ..worker.drafters.eagle import HeadForward, Map
 from ..worker.graph_runner import Forward
 from ..worker.pooler import Pooler
+from ..worker.vocabulary_part import VocabularyPart
 from .resolved import ResolvedRuntime
 from .stage_build import StageBuild
 
@@ -76,18 +77,36 @@ def head_forward_of(
 
 def logits_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
     """The model's, but the GEMM of the LM head is never left to torch: kernels for few rows are ours."""
-    model, weights, logits = resolved.model, resolved.joined(tensors), resolved.definition.logits
-    ops, is_head = _own_gemms(resolved), isinstance(resolved.definition, HeadDefinition)
+    model, own_logits = resolved.model, _own_logits_of(resolved, tensors)
+    is_head = isinstance(resolved.definition, HeadDefinition)
     num_ids = head_config(model).draft_vocab_size if is_head else model.vocab_size
 
     def of_all_ids(hidden: Tensor) -> Tensor:
         """Each rank has scores of some ids, and tells the others."""
-        own = logits(model, weights, hidden, ops)
+        own = own_logits(hidden)
         if own.shape[1] == num_ids:
             return own
         return group_of(model.ranks).all_gather(own, 1)[:, :num_ids]
 
     return of_all_ids
+
+
+def vocabulary_part_of(
+    resolved: ResolvedRuntime, tensors: Mapping[str, Tensor], num_valid_ids: int
+) -> VocabularyPart | None:
+    """What chooses ids greedily where each rank has the scores of some; None where each has all."""
+    if not resolved.shares_vocabulary:
+        return None
+    logits, group = _own_logits_of(resolved, tensors), group_of(resolved.model.ranks)
+    num_own_ids = resolved.schemes.specs["lm_head"].shape[0]
+    return VocabularyPart(logits, group, num_own_ids=num_own_ids, num_valid_ids=num_valid_ids)
+
+
+def _own_logits_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Map:
+    """A rank's, of the ids that it has."""
+    model, weights, logits = resolved.model, resolved.joined(tensors), resolved.definition.logits
+    ops = _own_gemms(resolved)
+    return lambda hidden: logits(model, weights, hidden, ops)
 
 
 def pooler_of(resolved: ResolvedRuntime, tensors: Mapping[str, Tensor]) -> Pooler | None:

@@ -100,6 +100,12 @@ class ResolvedRuntime:
         most = min(self.max_num_batched_tokens, MOST_DRAFTING_SAMPLES)
         return max(self.max_num_seqs, most) if self.max_drafts else self.max_num_seqs
 
+    @property
+    def shares_vocabulary(self) -> bool:
+        """Whether each of several ranks has the logits of some ids alone."""
+        sharding = self.schemes.sharding
+        return self.model.ranks > 1 and sharding is not None and sharding.shares_rows_of("lm_head")
+
     def adapted(self) -> Self:
         """The same model with a place for adapters in it: of a plan of its own, which steps with any run."""
         return replace(self, adapts=True)

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,13 +11,23 @@ from torch import Tensor
 
 from ...common.errors import LaminaError, RequestError
 from ...common.logging import get_logger
+from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...models.adapters.adapter import AdaptedProjection, Adapter, read_adapter, share_of
 from ...models.adapters.slots import TOKEN_SLOTS, SlotLayout
 from ...models.quantization.model_schemes import ModelSchemes
 from ..protocol.scheduler_output import NO_ADAPTER, AdapterLoad, SchedulerOutput
+from .graph_runner import Forward
 from .input_batch import send_to
 
 logger = get_logger("runtime")
+
+
+class Adapted(NamedTuple):
+    """What steps with adapters are computed by: a forward that reads the slots of these adapters."""
+
+    forward: Forward
+    cpu_call_graphs: CpuCallGraphs | None
+    adapters: "Adapters"
 
 
 @dataclass(slots=True)

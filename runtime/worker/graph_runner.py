@@ -29,6 +29,7 @@ class Decode:
     query_len: int = 1  # tokens of each
     num_next: int = 0  # drafts that it leaves of each
     adapts: bool = False  # by the plan of steps with adapters
+    is_greedy: bool = False  # of greedy samples alone, where ranks that share the vocabulary gather no logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class GraphRunner:
         if key not in self._cuda_graphs:  # it is, where an interrupt came right after its capture
             self._capture(self._cuda_graphs, key, run_step, prepare)
         if isinstance(key, Decode):
-            self._decodes = tuple(sorted({*self._decodes, key}, key=_num_tokens))
+            self._decodes = tuple(sorted({*self._decodes, key}, key=_smallest_first))
         else:
             self._mixed_sizes = tuple(sorted({*self._mixed_sizes, key.size}))
         self._to_capture.popleft()
@@ -121,12 +122,16 @@ class GraphRunner:
         if self._cpu_call_graphs is not None:
             self._cpu_call_graphs.drop()
 
-    def size_for(self, plan: SchedulerOutput) -> Decode | Mixed | None:
-        """The smallest capture that holds a step, of whole steps if it can be; None where there is none."""
+    def size_for(self, plan: SchedulerOutput, *, is_greedy: bool = False) -> Decode | Mixed | None:
+        """The smallest capture that holds a step, of whole steps if it can be; None where there is none.
+
+        is_greedy: one of those may be it, and is of two of the same size.
+        """
         if self._decodes and (query_len := plan.query_len) and fits_captured(plan.banned):
             wanted = query_len, 0 if plan.drafts is None else plan.drafts.num_next
             for key in self._decodes:
-                if (key.query_len, key.num_next) == wanted and key.size >= plan.num_rows:
+                fits = (key.query_len, key.num_next) == wanted and key.size >= plan.num_rows
+                if fits and is_greedy >= key.is_greedy:
                     return key
         size = _smallest(self._mixed_sizes, plan.num_tokens)
         return None if size is None else Mixed(size, self._adapts)
@@ -200,6 +205,11 @@ class GraphRunner:
 
 def _num_tokens(key: Decode) -> int:
     return key.size * key.query_len
+
+
+def _smallest_first(key: Decode) -> tuple[int, bool]:
+    """The order in which captures are tried: of equal sizes the one that serves fewer steps."""
+    return _num_tokens(key), not key.is_greedy
 
 
 def _smallest(sizes: Sequence[int], wanted: int) -> int | None:

@@ -58,6 +58,7 @@ class BatchView:
     banned: Tensor  # [padded_samples, any number] ids that a row must not sample, and NO_ID
     logprobs: LogprobRows | None = None  # whose log-probabilities are wanted
     is_drawn: bool = True  # whether any sample is a token
+    is_greedy: bool = False  # whether all are the likeliest ids, and nothing else is asked of logits
 
 
 class InputBatch:
@@ -149,6 +150,7 @@ class InputBatch:
             banned=self._update_banned(plan.banned, sizes[2]),
             logprobs=None if plan.wanted_logprobs is None else self._send_logprob_rows(plan.wanted_logprobs),
             is_drawn=plan.is_drawn,
+            is_greedy=plan.is_greedy,
             **views,
         )
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..protocol.scheduler_output import Constrained, SchedulerOutput, no_requests
 from ..sampling_params import LogitsProcessor
-from .adapters import Adapters
+from .adapters import Adapted, Adapters
 from .attention import PagedAttention
 from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
@@ -27,20 +27,13 @@ from .logits_adjuster import Adjuster
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .model_weights import ModelWeights
 from .pooler import Pooler
-from .sampler import rows_of, sample
+from .sampler import rows_of, sample, sampled_rows
 from .speculator import Speculator
 from .stage_link import EarlierStageFailedError, StageLink
+from .vocabulary_part import VocabularyPart
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
-
-
-class Adapted(NamedTuple):
-    """What steps with adapters are computed by: a forward that reads the slots of these adapters."""
-
-    forward: Forward
-    cpu_call_graphs: CpuCallGraphs | None
-    adapters: Adapters
 
 
 class ModelRunner:
@@ -51,6 +44,7 @@ class ModelRunner:
         *,
         forward: Forward,
         logits: Logits | None,
+        vocabulary_part: VocabularyPart | None = None,
         attention: PagedAttention,
         input_batch: InputBatch,
         num_valid_ids: int,
@@ -65,20 +59,20 @@ class ModelRunner:
         adapted: Adapted | None = None,
         stage_link: StageLink | None = None,
     ) -> None:
-        """logits: None of a model that makes no tokens. new_matcher: what makes matchers of grammars, None
-        where there is no tokenizer. jump_forward: whether a step says what grammars force after its samples.
-        drafter: of as many drafts as the input batch has room for, None in stages that do not sample. memory:
-        what is given back while it sleeps, if it may. pooler: of requests that want no tokens. adapted: for
-        steps with adapters, if there may be any. stage_link: to the stages before and behind, if there are.
+        """logits: None of a model that makes no tokens. vocabulary_part: what chooses without them, where
+        ranks share the vocabulary out. new_matcher: what makes matchers of grammars, None where there is no
+        tokenizer. jump_forward: whether a step says what grammars force after its samples. drafter: of as
+        many drafts as the input batch has room for, None in stages that do not sample. memory: what is given
+        back while it sleeps, if it may. pooler: of requests that want no tokens. adapted: for steps with
+        adapters, if there may be any. stage_link: to the stages before and behind, if there are any.
         """
         self._memory, self._link = memory, stage_link
         self._samples = stage_link is None or stage_link.is_last
         self._pooler = pooler
         self._pooled: Tensor | None = None  # results of the last step
-        self._logits = logits
+        self._logits, self._part = logits, vocabulary_part
         self._attention, self._input_batch = attention, input_batch
-        has_drafts = input_batch.draft_ids.numel() > 0
-        self._speculator = Speculator(drafter, input_batch) if has_drafts else None
+        self._speculator = Speculator(drafter, input_batch) if input_batch.draft_ids.numel() else None
         self._draft_rows: DraftRows | None = None  # of the last step
         self._num_valid_ids = num_valid_ids
         self._adjuster = Adjuster(
@@ -297,7 +291,7 @@ class ModelRunner:
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
         """The step in the input batch, and what it computed."""
         graphs = self._graphs_of(plan.adapters is not None)
-        match graphs.size_for(plan):
+        match graphs.size_for(plan, is_greedy=self._chooses_by_parts(plan.is_greedy)):
             case Decode(size, query_len) as key:
                 batch = self._write(plan, size * query_len, size, size * query_len)
                 return batch, graphs.replay_decode(key, batch)
@@ -325,6 +319,7 @@ class ModelRunner:
 
     def _run_padding(self, batch: BatchView, key: Decode) -> Computed:
         """A step of padding, to be captured."""
+        batch = dataclasses.replace(batch, is_greedy=key.is_greedy)
         if self._speculator is not None:
             drafts, num_next = key.query_len - 1, key.num_next
             self._draft_rows = self._speculator.view(batch, most_drafts=drafts, num_next=num_next)
@@ -351,10 +346,18 @@ class ModelRunner:
             prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
             self._logprobs = LogprobsTensors(prompts=prompts)
         if self._logits is not None and batch.is_drawn and batch.logits_rows.shape[0]:
-            logits = self._logits(_sampled_rows(hidden, batch))
-            sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
+            rows = sampled_rows(hidden, batch)
+            if self._part is not None and self._chooses_by_parts(batch.is_greedy):
+                self._part.choose(rows, batch.banned, batch.sampled)
+            else:
+                logits = self._logits(rows)
+                sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
         self._judge(batch, computed, request_ids)
         return Computed(computed, logits)
+
+    def _chooses_by_parts(self, is_greedy: bool) -> bool:
+        """Whether a step whose samples are greedy, or are not, needs no logits of other ranks."""
+        return is_greedy and self._part is not None and self.on_logits is None
 
     def _parts(self, computed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Hidden states [T, H], and the residual sums [T, n * H] beside them that a drafter wants, if any."""
@@ -392,10 +395,3 @@ class ModelRunner:
         arrived.record()
         step = plan, staged, logprobs, arrived, self._failures, grammars, verdict
         return LaunchedStep(*step, pooled, self._constrained, left, failure)
-
-
-def _sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:
-    """Of hidden states [T, H] those that are sampled from: all, in their order, where there are as many."""
-    if len(batch.logits_rows) == len(hidden):
-        return hidden
-    return hidden.index_select(0, batch.logits_rows)

@@ -41,6 +41,13 @@ def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:
     )
 
 
+def sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:
+    """Of hidden states [T, H] those that are sampled from: all, in their order, where there are as many."""
+    if len(batch.logits_rows) == len(hidden):
+        return hidden
+    return hidden.index_select(0, batch.logits_rows)
+
+
 def sample(
     logits: Tensor, rows: SamplingRows, out: Tensor | None = None, chunks: Tensor | None = None
 ) -> Tensor:
