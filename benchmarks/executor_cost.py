@@ -3,10 +3,12 @@
 The same small model is served twice, by this process and by a spawned worker. Each round steps both the same
 number of times, so that a machine that slows down slows both; what counts is the difference of the medians.
 The device's own work is the same in both, and one thread computes it, so the rest is the host's: the plan
-sent, a process woken, the answer sent, this process woken.
+sent, a process woken, the answer sent, this process woken. With two steps in flight all that happens while
+the worker computes.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -19,6 +21,7 @@ import workloads
 
 from lamina import Runtime, SamplingParams
 from lamina.cli.info import describe_machine
+from lamina.runtime.startup import engine_builder
 
 RESULTS = Path(__file__).resolve().parent / "results" / "executor_cost.json"
 CONFIG = workloads.COMMON | {
@@ -41,14 +44,19 @@ def main() -> None:
     parser.add_argument("batches", nargs="*", type=int, default=[1, 32, 256])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=20, help="of each in a round")
+    parser.add_argument(
+        "--depths", nargs="*", type=int, default=[1, 2], help="steps in flight: 1 as on CPUs, 2 as on GPUs"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = {name: describe_machine()[name] for name in ("cpu", "cores", "python", "versions")}
     document: dict[str, Any] = {"rounds": options.rounds, "steps": options.steps, "machine": machine}
-    for batch in options.batches:
-        document[f"{batch} requests"] = figures = measure(batch, options.rounds, options.steps)
-        print(f"{batch} requests: {figures}", flush=True)
+    for depth, batch in itertools.product(options.depths, options.batches):
+        engine_builder.DEPTHS["cpu"] = depth
+        name = f"{batch} requests, {depth} in flight"
+        document[name] = figures = measure(batch, options.rounds, options.steps)
+        print(f"{name}: {figures}", flush=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from ..common.errors import shown
 
@@ -83,6 +84,7 @@ class ChildProcess:
             env=self._environment,
         )
         self.pid = process.pid
+        share_scheduling(process.pid)
         self._is_spawned.set()
         if self._is_killed:  # meanwhile
             self.kill()
@@ -96,6 +98,17 @@ class ChildProcess:
                 os.killpg(process.pid, signal.SIGKILL)  # while nobody else can have its number
         self._is_reaped = True
         return _ending(process.pid, process.wait())
+
+
+def share_scheduling(pid: int) -> None:
+    """Have the session of another process be as nice as that of this one, where the kernel weighs sessions.
+
+    The niceness that a process inherits counts among those of its own session alone there.
+    """
+    with suppress(OSError, ValueError, IndexError):  # of a kernel that does not, or no right to do it
+        nice = Path("/proc/self/autogroup").read_text().split()[-1]
+        if int(nice):
+            Path(f"/proc/{pid}/autogroup").write_text(nice)
 
 
 def _ending(pid: int, status: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lamina import CompileConfig, EngineDeadError, Runtime, SamplingParams
+from lamina import CompileConfig, Draft, EngineDeadError, Runtime, SamplingParams
 
 from ..families import FAMILIES
 from .test_tensor_parallel import GREEDY, NAMES, PROMPTS, SEEDED, SETTINGS, check_by_oracle, tokens_of
@@ -45,6 +45,19 @@ def test_bfloat16_answers_are_the_same_captured_or_not_and_from_start_to_start(
     first = tokens_of(folder, SEEDED, **settings)
     assert tokens_of(folder, SEEDED, **settings) == first
     assert tokens_of(folder, SEEDED, **settings, compile=CompileConfig(cuda_graphs="off")) == first
+
+
+def test_drafts_over_two_stages_give_the_tokens_of_one_gpu(
+    folder_of: Callable[[str], Path], compile_cache: Path
+) -> None:
+    """A twin of the model drafts what the model draws, but for near-ties."""
+    folder, own = folder_of("llama-chunks"), {"cache_dir": compile_cache}
+    settings: dict[str, Any] = {**SETTINGS, **own, "speculative": Draft(model=folder, k=3)}
+    with Runtime.from_pretrained(folder, **settings, pipeline_parallel=2) as runtime:
+        answers = runtime.generate([list(prompt) for prompt in PROMPTS], GREEDY)
+        counts = runtime.stats()["speculation"]
+    check_by_oracle(folder, "llama-chunks", [answer.outputs[0].token_ids for answer in answers])
+    assert counts["accepted_tokens"] > counts["draft_tokens"] // 2 > 10
 
 
 @pytest.mark.parametrize("rank", [0, 1])

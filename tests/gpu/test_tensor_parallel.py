@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from lamina.custom_ops import all_reduce, all_reduce_add_rms_norm
 from lamina.custom_ops._shared import registry
 from lamina.custom_ops.all_reduce.cuda_group import CudaGroup, sum_by_shares
 from lamina.custom_ops.all_reduce.group import Group, current_group, set_group, sum_in_rank_order
+from lamina.runtime.worker.input_batch import MAX_BANNED, NO_ID
+from lamina.runtime.worker.sampler import SamplingRows, sample
+from lamina.runtime.worker.vocabulary_part import VocabularyPart
 
 from ..families import FAMILIES, oracle, oracle_logits
 from ..ranks import as_processes
@@ -78,6 +82,40 @@ def test_ranks_of_one_gpu_give_the_tokens_of_one(
     assert first[1] == tokens_of(folder, SEEDED, **own)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_greedy_ids_out_of_parts_are_those_of_whole_rows(dtype: torch.dtype) -> None:
+    """Of few different logits, so that many are largest; with banned ids and rows that are broken."""
+    vocab, num_valid_ids, own_ids, num = 128_256, 128_000, 64_128, 64
+    generator = torch.Generator("cuda").manual_seed(5)
+    logits = torch.randint(-40, 40, (num, vocab), device="cuda", generator=generator).to(dtype)
+    logits[7, 90_000], logits[8, 3] = float("nan"), float("inf")
+    banned = torch.full((num, MAX_BANNED), NO_ID, dtype=torch.int32, device="cuda")
+    banned[:, :3] = logits[:, :num_valid_ids].float().topk(3).indices.to(torch.int32)
+    rows = SamplingRows(
+        temperature=torch.zeros(num, device="cuda"),
+        top_k=torch.zeros(num, dtype=torch.int32, device="cuda"),
+        top_p=torch.ones(num, device="cuda"),
+        min_p=torch.zeros(num, device="cuda"),
+        seeds=torch.zeros(num, dtype=torch.int64, device="cuda"),
+        positions=torch.zeros(num, dtype=torch.int64, device="cuda"),
+        banned=banned,
+        num_valid_ids=num_valid_ids,
+    )
+    wanted = sample(logits, rows).tolist()
+
+    def choose(group: Group) -> list[int]:
+        own = logits[:, group.rank * own_ids : (group.rank + 1) * own_ids]
+        part = VocabularyPart(
+            lambda hidden: own.clone(), group, num_own_ids=own_ids, num_valid_ids=num_valid_ids
+        )
+        out = torch.full((num,), -7, dtype=torch.int32, device="cuda")
+        part.choose(out, banned, out)
+        return out.tolist()
+
+    assert as_threads_of_one_gpu(2, choose) == [wanted] * 2
+    assert wanted[7] == wanted[8] == -1
+
+
 def test_a_worker_in_a_process_of_its_own_gives_the_tokens_of_one(
     folder_of: Callable[[str], Path], compile_cache: Path
 ) -> None:
@@ -108,6 +146,22 @@ def test_bfloat16_answers_are_the_same_captured_or_not_and_from_start_to_start(
     first = tokens_of(folder, SEEDED, **settings)
     assert tokens_of(folder, SEEDED, **settings) == first
     assert tokens_of(folder, SEEDED, **settings, compile=CompileConfig(cuda_graphs="off")) == first
+
+
+@two_gpus
+def test_greedy_steps_that_are_captured_without_all_logits_come_to_the_same(
+    folder_of: Callable[[str], Path], compile_cache: Path
+) -> None:
+    """Log-probabilities have every step gather all logits."""
+    prompts = [[(31 * i + 7 * n) % 317 + 3 for i in range(1 + n)] for n in range(16)]
+    settings: dict[str, Any] = {**SETTINGS, "dtype": "bfloat16", "max_num_seqs": 16, "tensor_parallel": 2}
+    with Runtime.from_pretrained(folder_of("llama-chunks"), cache_dir=compile_cache, **settings) as runtime:
+        found = []
+        for logprobs in (None, 0):
+            params = replace(GREEDY, logprobs=logprobs)
+            answers = runtime.generate(prompts, params)
+            found.append([list(answer.outputs[0].token_ids) for answer in answers])
+    assert found[0] == found[1]
 
 
 @two_gpus
