@@ -1,6 +1,6 @@
 // The C entry point of lora on CUDA.
 #include "cluster_kernel.cuh"
-#include "launch.cuh"
+#include "lora_launch.cuh"
 
 namespace {
 
@@ -23,16 +23,8 @@ int launch_any(const lamina::Lora<T>& p, cudaStream_t stream) {
 
 template <int kChunks, int kRows, typename T>
 int launch_clusters(const lamina::Lora<T>& p, cudaStream_t stream) {
-  const int64_t windows = lamina::ceil_div(p.tokens, lamina::kWindow);
-  const int64_t blocks = windows * p.num_groups * p.num_tiles * lamina::kSegments;
-  const auto kernel = lamina::lora_cluster_kernel<T, kChunks, kRows>;
-  // As the GEMMs around it need it: a processor divides its memory anew only when it is idle, so not beside another.
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return lamina::cleared(error);
-  return lamina::launch_clusters_pdl(lamina::kSegments, kernel, dim3(static_cast<unsigned>(blocks)),
-                                     dim3(lamina::kLoraThreads), lamina::ClusterMemory(0, lamina::rank_tiles(p)).end(),
-                                     stream, p);
+  const auto bytes = lamina::ClusterMemory(0, lamina::rank_tiles<1>(p)).end();
+  return lamina::launch_lora(lamina::lora_cluster_kernel<T, kChunks, kRows>, bytes, stream, p);
 }
 
 // In clusters that read an adapter once for all of its tokens.
@@ -56,11 +48,10 @@ int lora(const lamina::LoraArguments* a) {
   return lamina::with_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto p = lamina::unpacked<T>(*a);
-    const bool even = lamina::aligned(p.x, p.a, p.b) && lamina::whole_vecs<T>(p.columns, p.rank, p.x_token);
     if constexpr (LAMINA_HOPPER && sizeof(T) == 2) {
-      if (even && lamina::ClusterMemory(0, lamina::rank_tiles(p)).end() <= lamina::kLoraMemory)
-        return launch_by_adapters(p, static_cast<int>(a->num_slots), a->stream);
+      if (lamina::is_for_clusters<1>(p)) return launch_by_adapters(p, static_cast<int>(a->num_slots), a->stream);
     }
+    const bool even = lamina::aligned(p.x, p.a, p.b) && lamina::whole_vecs<T>(p.columns, p.rank, p.x_token);
     return even ? launch_any<lamina::kVecWidth<T>>(p, a->stream) : launch_any<1>(p, a->stream);
   });
 }

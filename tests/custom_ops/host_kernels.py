@@ -20,7 +20,7 @@ IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
     "linear_w4a16": (*NIBBLES, *SPLIT_K),
     "linear_w8a8": ("linear_w8a8/gemm", "quantized_values", *SPLIT_K),
-    "lora": (),
+    "lora": ("lora_shape", "lora_cluster", "lora_outputs"),
 }
 
 
