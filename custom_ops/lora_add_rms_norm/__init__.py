@@ -1,0 +1,1 @@
+"""lamina::lora_add_rms_norm."""

@@ -1,0 +1,1 @@
+"""lamina::lora_silu_and_mul."""
