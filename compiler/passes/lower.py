@@ -27,11 +27,18 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     torch.ops.lamina.silu_and_mul.default: silu_and_mul,
     torch.ops.lamina.zero_centred_rms_norm.default: zero_centred_rms_norm,
 }
-FOUR_BITS = "linear_w4a16"
 NORMS = (
     *(torch.ops.lamina.rms_norm.default, torch.ops.lamina.zero_centred_rms_norm.default),
     *(torch.ops.lamina.add_rms_norm.default, torch.ops.lamina.add_zero_centred_rms_norm.default),
 )
+GATES = (torch.ops.lamina.silu_and_mul.default, torch.ops.lamina.gelu_and_mul.default)
+# Ops beside which a GEMM begins before what it reads is there, by what they stand behind.
+BEGIN_EARLY: Mapping[Any, tuple[str, tuple[Any, ...]]] = {
+    torch.ops.lamina.linear_w4a16.default: ("linear_w4a16", NORMS),
+    torch.ops.lamina.lora.default: ("lora", (*NORMS, *GATES)),
+    torch.ops.lamina.lora_add_rms_norm.default: ("lora_add_rms_norm", (*NORMS, *GATES)),
+    torch.ops.lamina.lora_silu_and_mul.default: ("lora_silu_and_mul", (*NORMS, *GATES)),
+}
 
 
 def run(
@@ -49,16 +56,24 @@ def run(
 
 
 def _leads_early_loads(node: fx.Node, choose: Choose) -> bool:
-    """Whether it is a norm that a projection in four bits reads, by a kernel that begins before it has ended.
+    """Whether a projection reads it by a kernel that begins before it has ended: of weights in four bits, or
+    one with adapters, beside which no other op joins it with the projection.
 
     Behind code that Inductor generates none begins early.
     """
-    if node.target not in NORMS:
-        return False
     items = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
-    readers = [reader for item in (items or [node]) for reader in item.users]
-    gemms = [reader for reader in readers if reader.target is torch.ops.lamina.linear_w4a16.default]
-    return any(choose(FOUR_BITS, gemm.meta["val"].device, gemm.meta["val"].dtype).is_op for gemm in gemms)
+    readers = [reader for item in (items or [node]) for reader in item.users if reader.target in BEGIN_EARLY]
+    for reader in readers:
+        op, leaders = BEGIN_EARLY[reader.target]
+        if node.target in leaders and choose(op, *_place_of(reader)).is_op:
+            return True
+    return False
+
+
+def _place_of(node: fx.Node) -> tuple[torch.device, torch.dtype]:
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    return first.device, first.dtype
 
 
 def _inline(graph: fx.Graph, site: fx.Node, formula: Callable[..., Any]) -> None:
@@ -89,7 +104,7 @@ def _inline(graph: fx.Graph, site: fx.Node, formula: Callable[..., Any]) -> None
 
 LOWER = Pass(
     name="lower",
-    version=3,
+    version=4,
     numerics=("fast",),
     reason="on this device Inductor's fused kernels win over a call: the neighbours join the same loop",
     contract="bitwise equal to the formula run eagerly, but for the order of the sum inside the mean",

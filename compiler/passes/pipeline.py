@@ -19,6 +19,7 @@ from .canonicalise import CANONICALISE
 from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
+from .lora import LORA_GATE, LORA_NORM
 from .lower import LOWER
 from .mlp_w8a8 import MLP_W8A8
 from .qk_norm import QK_NORM
@@ -43,6 +44,8 @@ PIPELINE: tuple[Pass, ...] = (
     GATE_QUANTIZED,  # likewise of gates
     MLP_W8A8,  # joins what the one before it has made
     GATED_W4A16,  # behind the names of gates
+    LORA_GATE,  # behind the names of gates, and what others join with them
+    LORA_NORM,  # likewise of norms
     LOWER,  # last: turns what was named into what its provider runs
 )
 PASS_NAMES: tuple[str, ...] = tuple(step.name for step in PIPELINE)

@@ -29,7 +29,11 @@ def aten_pieces(folder, **changes):
 
 def all_pieces(folder, **changes):
     """The unique pieces of a TINY model as Inductor is given them, before any pass; no code is generated."""
-    program = make_tiny(**changes).program
+    return pieces_of(make_tiny(**changes).program, folder)
+
+
+def pieces_of(program, folder):
+    """The same of any program."""
     captured = capture(program.forward, torch_compat.fake_tensors(program.parameters, CPU), CPU)
     modules = [piece.graph for piece in split(captured.graph, captured.inputs).pieces]
     first = group_equal(canonical_text(module.graph) for module in modules)
@@ -88,6 +92,8 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
         "act_and_mul_quantized": 0,
         "mlp_w8a8": 0,
         "gated_w4a16": 0,  # of projections in four bits
+        "lora_silu_and_mul": 0,  # of steps with adapters
+        "lora_add_rms_norm": 0,
     }
     full = silent | {"add_rms_norm": 2, "rms_norm": 0, "silu_and_mul": 1}
     assert found["first"] == silent | {
