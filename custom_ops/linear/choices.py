@@ -41,6 +41,9 @@ PERSISTENT_CLUSTERS = (1, 2), (2, 1)  # multicast, split_k: of the two blocks of
 BOUND_BY_MEMORY, CLEARLY = 64, 0.97
 # In FP8 torch's GEMM loses 1 to 3 us more than ours behind a norm (H200), as it starts when that has ended.
 AMID_OTHERS = 1.03
+# A projection of gate and up without its gate has adapters behind it: behind the library's GEMM those start
+# late, too, with all that they read ahead otherwise. Of what is lost at both ends this is a cautious part.
+AMID_ADAPTERS = 1.05
 CLOSE = 1.15  # on a CPU, where other processes disturb: the library must win by more
 DISTURBED = 1.5  # times of one kernel, the median over the best, from which something else was running
 # Blocks a processor: fewer leave memory idle; more need no split-K, but for few rows in bytes.
@@ -340,9 +343,15 @@ def choose(site: Site, device_name: str) -> Choice:
         reason += f", beside other work: the median was {entry.spread:.1f} times the best"
     if entry.kernel is None:
         reason += ", but whole steps gain from that"
-    limit = entry.otherwise * allowance(entry)
+    limit = entry.otherwise * (AMID_ADAPTERS if _is_amid_adapters(site, device_name) else allowance(entry))
     is_taken = entry.microseconds < limit or site.split_k
     return Choice(kernel=entry.kernel if is_taken else None, reason=reason)
+
+
+def _is_amid_adapters(site: Site, device_name: str) -> bool:
+    """Whether it is a GEMM of few rows for which there are figures of the same with a gate behind it."""
+    is_few = site.num_tokens <= BOUND_BY_MEMORY and site.kind == "linear" and not site.is_in_bytes
+    return is_few and is_measured(replace(site, kind="gated"), device_name)
 
 
 def allowance(entry: Entry) -> float:

@@ -102,6 +102,17 @@ def test_of_many_rows_a_few_percent_are_no_reason() -> None:
     assert choose(many.site, "GPU C").kernel is None
 
 
+def test_gate_and_up_apart_may_take_a_little_longer_than_the_librarys() -> None:
+    """Adapters stand behind them then; the library's kernel would have the kernels around it wait."""
+    slow = replace(entry(microseconds=3.0, otherwise=2.9), site=replace(SITE, kind="linear"))
+    adopt("GPU E", [slow])
+    assert choose(slow.site, "GPU E").kernel is None
+    adopt("GPU E", [entry()])
+    assert choose(slow.site, "GPU E").kernel == slow.kernel
+    adopt("GPU E", [replace(slow, otherwise=2.8)])
+    assert choose(slow.site, "GPU E").kernel is None
+
+
 def test_what_was_measured_in_one_dtype_or_format_says_nothing_of_another() -> None:
     adopt("GPU D", [entry()])
     assert choose(SITE, "GPU D").kernel == CONFIG
