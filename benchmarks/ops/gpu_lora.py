@@ -1,7 +1,10 @@
 """lamina::lora on one GPU: what the adapted projections of all layers add to a step, in one CUDA graph.
 
 Bytes are the least that must move: matrices of the slots in use, and x, y and the result once. `behind GEMMs`
-is what the first provider adds to the projections themselves, of which each is followed by it.
+is what the first provider adds to the projections themselves, of which each is followed by it. `layers` are a
+step's projections, norms and gates without adapters, with those by ops of their own (apart), and with the ops
+that a plan has (joined: lora_silu_and_mul, lora_add_rms_norm), or likewise with the library's GEMM for gate
+and up.
 """
 
 import argparse
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from gpu_attention import copy_bandwidth, seconds
 from torch import Tensor
 
@@ -23,6 +27,9 @@ from lamina.custom_ops._shared.registry import select
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_lora_op.json"
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+FORMS = ("base", "apart", "joined", "library")
+JOINED = ("joined", "library")
+OPS = torch.ops.lamina
 
 Call = Callable[..., Tensor]
 
@@ -61,12 +68,50 @@ def weights(shape: str) -> list[Tensor]:
 
 def added_to_gemms(matrices: list[Tensor], given: list[tuple[Any, ...]], call: Call, repeats: int) -> float:
     """Milliseconds that a step's projections take longer with a call behind each."""
-    linear, pairs = torch.ops.lamina.linear.default, list(zip(matrices, given, strict=True))
+    linear, pairs = OPS.linear.default, list(zip(matrices, given, strict=True))
     alone: list[Call] = [lambda x=x, w=w: linear(x, w) for w, (_, x, *_) in pairs]
     both: list[Call] = [
         lambda x=x, w=w, rest=rest: call(linear(x, w), x, *rest) for w, (_, x, *rest) in pairs
     ]
     return (seconds(both, repeats) - seconds(alone, repeats)) * len(pairs) * 1e3
+
+
+def layer_calls(
+    form: str, shape: str, matrices: list[Tensor], given: list[tuple[Any, ...]]
+) -> list[Callable[[], None]]:
+    """A call for each layer, as one of FORMS has it; fixed rows stand in the place of attention."""
+    hidden, (_, attended, *_) = SHAPES[shape]["hidden_size"], given[1]
+    norm, state = random(hidden), [random(len(attended), hidden), random(len(attended), hidden)]
+    linear, eps = OPS.linear.default, 1e-5
+
+    def added(place: int, x: Tensor) -> Any:
+        y = linear(x, matrices[place])
+        return y if form == "base" else OPS.lora.default(y, x, *given[place][2:])
+
+    def normed(place: int, x: Tensor) -> None:
+        if form in JOINED:
+            sides = linear(x, matrices[place]), x, *given[place][2:], state[1]
+            state[:] = OPS.lora_add_rms_norm.default(*sides, norm, eps)
+        else:
+            state[:] = OPS.add_rms_norm.default(added(place, x), state[1], norm, eps)
+
+    def gated(place: int, x: Tensor) -> Any:
+        if form in JOINED:
+            y = (F.linear if form == "library" else linear)(x, matrices[place])
+            return OPS.lora_silu_and_mul.default(y, x, *given[place][2:])
+        return OPS.silu_and_mul.default(added(place, x))
+
+    def layer(first: int) -> None:
+        added(first, state[0])
+        if form == "base":
+            args = linear(attended, matrices[first + 1]), state[1], norm, eps, matrices[first + 2], None, True
+            result, state[1] = OPS.add_rms_norm_linear.default(*args)
+        else:
+            normed(first + 1, attended)
+            result = gated(first + 2, state[0])
+        normed(first + 3, result)
+
+    return [lambda first=first: layer(first) for first in range(0, len(matrices), 4)]
 
 
 def measure(
@@ -75,14 +120,17 @@ def measure(
     """Milliseconds of a step's calls by each provider."""
     given, used = operands(shape, num_tokens, options.slots, options.rank), min(num_tokens, options.slots)
     num_bytes = sum((a.nbytes + b.nbytes) * used // options.slots for _, _, a, b, *_ in given)
-    row: dict[str, Any] = {"shape": shape, "tokens": num_tokens, "ms": {}}
+    row: dict[str, Any] = {"shape": shape, "tokens": num_tokens, "ms": {}, "layers_ms": {}}
     row["bytes"] = num_bytes + sum(2 * y.nbytes + x.nbytes for y, x, *_ in given)
     for name in options.providers:
         call = select("lora", device=DEVICE, dtype=DTYPE, provider=name).call
-        calls: list[Call] = [lambda one=one, call=call: call(*one) for one in given]
+        calls: list[Any] = [lambda one=one, call=call: call(*one) for one in given]
         row["ms"][name] = seconds(calls, options.repeats) * len(given) * 1e3
     first = select("lora", device=DEVICE, dtype=DTYPE, provider=options.providers[0]).call
     row["behind_gemms_ms"] = added_to_gemms(matrices, given, first, options.repeats)
+    for form in FORMS:
+        calls = layer_calls(form, shape, matrices, given)
+        row["layers_ms"][form] = seconds(calls, options.repeats) * len(calls) * 1e3
     return row
 
 
@@ -105,6 +153,7 @@ def main() -> None:
             floor = rows[-1]["bytes"] / bandwidth * 1e3
             cells = "   ".join(f"{name} {taken:7.3f}" for name, taken in rows[-1]["ms"].items())
             cells += f"   behind GEMMs {rows[-1]['behind_gemms_ms']:7.3f}"
+            cells += "   layers: " + " ".join(f"{k} {v:.3f}" for k, v in rows[-1]["layers_ms"].items())
             print(f"{shape} {num_tokens:4} tokens   ms a step: {cells}   bytes {floor:7.3f}", flush=True)
     facts = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "bandwidth": bandwidth}
     options.output.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
