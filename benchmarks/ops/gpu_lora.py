@@ -2,13 +2,15 @@
 
 Bytes are the least that must move: matrices of the slots in use, and x, y and the result once. `behind GEMMs`
 is what the first provider adds to the projections themselves, of which each is followed by it. `layers` are a
-step's projections, norms and gates without adapters, with those by ops of their own (apart), and with the ops
-that a plan has (joined: lora_silu_and_mul, lora_add_rms_norm), or likewise with the library's GEMM for gate
-and up.
+step's projections, norms and gates without adapters; with them, and norms and gates behind which nothing
+begins early, as generated code has it; with kernels of ours for those (apart); and with the ops that a plan
+has (joined: lora_silu_and_mul, lora_add_rms_norm), or likewise with the library's GEMM for gate and up.
+What every call of a layer computes is compared first, with fresh numbers and in memory that held NaN.
 """
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -24,12 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from workloads import SHAPES
 
 from lamina.custom_ops._shared.registry import select
+from lamina.custom_ops.add_rms_norm.reference import add_rms_norm
+from lamina.custom_ops.lora.reference import lora as formula
+from lamina.custom_ops.silu_and_mul.reference import silu_and_mul
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_lora_op.json"
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-FORMS = ("base", "apart", "joined", "library")
+FORMS = ("base", "generated", "apart", "joined", "library")
 JOINED = ("joined", "library")
-OPS = torch.ops.lamina
+OPS, EPS = torch.ops.lamina, 1e-5
+SUM_ERROR, LAST_BITS = (
+    2e-6,
+    2**-7,
+)  # of sums in float32, by the sizes of their terms; of what is rounded twice
 
 Call = Callable[..., Tensor]
 
@@ -81,31 +90,34 @@ def layer_calls(
 ) -> list[Callable[[], None]]:
     """A call for each layer, as one of FORMS has it; fixed rows stand in the place of attention."""
     hidden, (_, attended, *_) = SHAPES[shape]["hidden_size"], given[1]
-    norm, state = random(hidden), [random(len(attended), hidden), random(len(attended), hidden)]
-    linear, eps = OPS.linear.default, 1e-5
+    weight, state = random(hidden), [random(len(attended), hidden), random(len(attended), hidden)]
+    linear = OPS.linear.default
+    norm, gate = (provided(op, form) for op in ("add_rms_norm", "silu_and_mul"))
+    gate_up_gemm = F.linear if form in ("generated", "library") else linear
 
-    def added(place: int, x: Tensor) -> Any:
-        y = linear(x, matrices[place])
+    def added(place: int, x: Tensor, gemm: Any = linear) -> Any:
+        y = gemm(x, matrices[place])
         return y if form == "base" else OPS.lora.default(y, x, *given[place][2:])
 
     def normed(place: int, x: Tensor) -> None:
         if form in JOINED:
             sides = linear(x, matrices[place]), x, *given[place][2:], state[1]
-            state[:] = OPS.lora_add_rms_norm.default(*sides, norm, eps)
+            state[:] = OPS.lora_add_rms_norm.default(*sides, weight, EPS)
         else:
-            state[:] = OPS.add_rms_norm.default(added(place, x), state[1], norm, eps)
+            state[:] = norm(added(place, x), state[1], weight, EPS)
 
     def gated(place: int, x: Tensor) -> Any:
         if form in JOINED:
-            y = (F.linear if form == "library" else linear)(x, matrices[place])
-            return OPS.lora_silu_and_mul.default(y, x, *given[place][2:])
-        return OPS.silu_and_mul.default(added(place, x))
+            return OPS.lora_silu_and_mul.default(gate_up_gemm(x, matrices[place]), x, *given[place][2:])
+        return gate(added(place, x, gate_up_gemm))
 
     def layer(first: int) -> None:
         added(first, state[0])
         if form == "base":
-            args = linear(attended, matrices[first + 1]), state[1], norm, eps, matrices[first + 2], None, True
-            result, state[1] = OPS.add_rms_norm_linear.default(*args)
+            gate_up = state[1], weight, EPS, matrices[first + 2], None, True
+            result, state[1] = OPS.add_rms_norm_linear.default(
+                linear(attended, matrices[first + 1]), *gate_up
+            )
         else:
             normed(first + 1, attended)
             result = gated(first + 2, state[0])
@@ -114,12 +126,45 @@ def layer_calls(
     return [lambda first=first: layer(first) for first in range(0, len(matrices), 4)]
 
 
+def provided(op: str, form: str) -> Any:
+    """A norm or gate as a form has it; Triton's kernels begin late, as generated ones do."""
+    return select(op, device=DEVICE, dtype=DTYPE, provider="triton" if form == "generated" else "auto").call
+
+
+def check(given: list[tuple[Any, ...]]) -> None:
+    """AssertionError where a call of the first layer is not what the formulas say."""
+    for y, x, *rest, rows in given[:4]:
+        plain = over_poison(OPS.lora.default, y, x, *rest, rows)
+        a, b, scales, slots = rest
+        wide = [one.double() for one in (y, x, a, b, scales)]
+        exact, sizes = (formula(*each, slots, rows) for each in (wide, [one.abs() for one in wide]))
+        allowed = exact.abs() * torch.finfo(DTYPE).eps / 2 + sizes * SUM_ERROR
+        assert ((plain.double() - exact).abs() <= allowed).all(), f"lora of {list(rows)} outputs is wrong"
+        if len(rows) == 1:
+            residual, weight = torch.randn_like(y), torch.randn_like(y[0])
+            found = over_poison(OPS.lora_add_rms_norm.default, y, x, *rest, rows, residual, weight, EPS)
+            wanted = add_rms_norm(plain, residual, weight, EPS)
+            torch.testing.assert_close(found, wanted, rtol=LAST_BITS, atol=LAST_BITS / 100)
+        elif len(rows) == 2:
+            gated = over_poison(OPS.lora_silu_and_mul.default, y, x, *rest, rows)
+            torch.testing.assert_close(gated, silu_and_mul(plain), rtol=LAST_BITS, atol=LAST_BITS / 100)
+
+
+def over_poison(call: Call, *arguments: Any) -> Any:
+    """What a call returns, in memory that held NaN."""
+    for one in arguments[:2]:
+        torch.full_like(one, torch.nan)
+        torch.full_like(one[:, : one.shape[1] // 2], torch.nan)
+    return call(*arguments)
+
+
 def measure(
     shape: str, num_tokens: int, matrices: list[Tensor], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Milliseconds of a step's calls by each provider."""
     given, used = operands(shape, num_tokens, options.slots, options.rank), min(num_tokens, options.slots)
     num_bytes = sum((a.nbytes + b.nbytes) * used // options.slots for _, _, a, b, *_ in given)
+    check(given)
     row: dict[str, Any] = {"shape": shape, "tokens": num_tokens, "ms": {}, "layers_ms": {}}
     row["bytes"] = num_bytes + sum(2 * y.nbytes + x.nbytes for y, x, *_ in given)
     for name in options.providers:
@@ -143,12 +188,15 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--providers", nargs="*", default=["cuda", "triton"])
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other size is begun")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    bandwidth, rows = copy_bandwidth(), []
+    ends, bandwidth, rows = time.perf_counter() + options.seconds, copy_bandwidth(), []
     for shape in options.shapes:
         matrices = weights(shape)
         for num_tokens in options.tokens:
+            if time.perf_counter() > ends:
+                break
             rows.append(measure(shape, num_tokens, matrices, options))
             floor = rows[-1]["bytes"] / bandwidth * 1e3
             cells = "   ".join(f"{name} {taken:7.3f}" for name, taken in rows[-1]["ms"].items())
