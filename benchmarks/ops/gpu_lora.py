@@ -101,8 +101,8 @@ def layer_calls(
 
     def normed(place: int, x: Tensor) -> None:
         if form in JOINED:
-            sides = linear(x, matrices[place]), x, *given[place][2:], state[1]
-            state[:] = OPS.lora_add_rms_norm.default(*sides, weight, EPS)
+            operands_of = linear(x, matrices[place]), x, *given[place][2:], state[1]
+            state[:] = OPS.lora_add_rms_norm.default(*operands_of, weight, EPS)
         else:
             state[:] = norm(added(place, x), state[1], weight, EPS)
 

@@ -10,7 +10,6 @@ import enum
 import functools
 import itertools
 import json
-import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,6 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+
+from .devices import device_name_of as device_name_of
+from .devices import processors_of as processors_of
 
 Kind = Literal["linear", "quantizing", "gated"]
 BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
@@ -372,38 +374,6 @@ def shipped() -> Mapping[tuple[str, Site], Entry]:
 
 
 @functools.cache
-def processors_of(device: torch.device) -> int:
-    """How many multiprocessors a GPU has, or the part of one that this process was given."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
 def name_of(dtype: torch.dtype) -> str:
     """A dtype's name as sites have it."""
     return str(dtype).removeprefix("torch.")
-
-
-def device_name_of(device: torch.device, dtype: torch.dtype) -> str:
-    """The name by which measurements know a device; of a CPU with the dtype.
-
-    Not with the number of threads, so that another number gives the same tokens.
-    """
-    if device.type == "cuda":
-        return _gpu_name(device)
-    return f"{_name_of_cpu()} in {dtype}"
-
-
-@functools.cache
-def _gpu_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device)
-
-
-@functools.cache
-def _name_of_cpu() -> str:
-    """The model name in /proc/cpuinfo, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
