@@ -203,7 +203,24 @@ def sites_of(
 
 def is_measured(site: Site, device_name: str) -> bool:
     """Whether there are figures of a site."""
-    return (device_name, site) in _adopted or (device_name, site) in shipped()
+    return _find_entry(site, device_name) is not None
+
+
+def _find_entry(site: Site, device_name: str) -> Entry | None:
+    """What was measured of a site; of a given split-K first what serves without, where that splits so, too.
+
+    That may have been chosen by whole steps, where a benchmark of one GEMM says little.
+    """
+    sites = [(device_name, replace(site, split_k=0)), (device_name, site)]
+    plain, own = (_adopted.get(key) or shipped().get(key) for key in sites)
+    return plain if plain is not None and _splits_all(plain.kernel, site.split_k) else own
+
+
+def _splits_all(kernel: GemmConfig | Method | None, split_k: int) -> bool:
+    """Whether a configuration divides the columns of all tiles so; a persistent one may do some of them."""
+    if isinstance(kernel, GemmConfig) and kernel.split_k == split_k:
+        return split_k == 1 or not kernel.clusters
+    return False
 
 
 def candidates(site: Site, num_processors: int) -> tuple[GemmConfig, ...]:
@@ -336,10 +353,10 @@ def bucket_of_prompt(num_tokens: int) -> int | None:
 @cached_until_adopted
 def choose(site: Site, device_name: str) -> Choice:
     """What serves a site on a device."""
-    entry = _adopted.get((device_name, site)) or shipped().get((device_name, site))
+    entry = _find_entry(site, device_name)
     if entry is None:
         return Choice(kernel=None, reason=f"not measured on {device_name}", is_measured=False)
-    here = "here" if (device_name, site) in _adopted else f"on {device_name}"
+    here = "here" if (device_name, entry.site) in _adopted else f"on {device_name}"
     reason = f"measured {here}: {entry.microseconds:.1f} us, otherwise {entry.otherwise:.1f} us"
     if entry.is_doubtful:
         reason += f", beside other work: the median was {entry.spread:.1f} times the best"

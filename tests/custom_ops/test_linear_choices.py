@@ -214,3 +214,29 @@ def test_a_measured_configuration_of_one_order_is_taken_though_the_library_is_fa
     assert choose(SITE, "a slow GPU").kernel is None
     with pytest.raises(ValueError, match="does not divide columns by 2"):
         parse_entry([*slow.to_json()[:6], [*CONFIG], 9.0, 5.0, 2])
+
+
+def test_what_serves_without_a_given_order_serves_with_it_where_it_sums_so() -> None:
+    """It may have been chosen by whole steps; a persistent kernel divides the columns of its last tiles alone."""
+    own = replace(SITE, split_k=2)
+    same, other, persistent = (CONFIG._replace(split_k=s, clusters=c) for s, c in ((2, 0), (1, 0), (2, 64)))
+    for name, kernel, is_taken in (("same", same, True), ("other", other, False), ("some", persistent, False)):
+        adopt(name, [Entry(site=SITE, kernel=kernel, microseconds=9.0, otherwise=5.0)])
+        assert is_measured(own, name) == is_taken
+        assert choose(own, name).kernel == (kernel if is_taken else None)
+        adopt(name, [Entry(site=own, kernel=other._replace(split_k=2), microseconds=1.0, otherwise=5.0)])
+        assert choose(own, name).kernel == (kernel if is_taken else other._replace(split_k=2))
+
+
+@pytest.mark.parametrize("bucket", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("kind", "n", "k"),
+    [("linear", 6144, 4096), ("linear", 4096, 4096), ("linear", 4096, 14336), ("gated", 28672, 4096)],
+)
+def test_up_to_64_rows_one_order_costs_the_layers_of_an_8b_nothing_on_an_h200(
+    kind: Kind, n: int, k: int, bucket: int
+) -> None:
+    site = Site(kind=kind, num_tokens=bucket, n=n, k=k)
+    chosen = choose(replace(site, split_k=one_order(n, k, 132)), "NVIDIA H200").kernel
+    assert chosen is not None
+    assert chosen == choose(site, "NVIDIA H200").kernel
