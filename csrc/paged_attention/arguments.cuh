@@ -29,6 +29,13 @@ struct RotatingAttentionArguments {
   int64_t stream;
 };
 
+// The same with fixed splits (struct FixedSplits), rotating or not. The stream is this one.
+struct FixedSplitArguments {
+  RotatingAttentionArguments rotating;
+  int64_t keys, whole_keys, num_slots, partial_rows;
+  int64_t stream;
+};
+
 namespace lamina {
 
 template <typename Call>

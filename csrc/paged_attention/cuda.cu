@@ -1,6 +1,6 @@
 // The C interface of paged attention on CUDA.
 #include "hopper_launch.cuh"
-#include "launch_shared.cuh"
+#include "query_launch.cuh"
 
 namespace lamina {
 namespace {
@@ -77,24 +77,6 @@ int with_shape(int dtype, int kind, int64_t head_dim, const Function& function) 
   });
 }
 
-// Tile rows, occupancy and workspace of a kernel on the current device, which this lets it have its shared memory on.
-template <typename S>
-int query_launch(void (*kernel)(typename S::Parameters), int64_t* rows, int64_t* blocks, int64_t* partial_floats) {
-  int device = 0, processors = 0, blocks_each = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = allow_all_shared(reinterpret_cast<const void*>(kernel));
-  if (error == cudaSuccess)
-    error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, kernel, S::kThreads, S::kSharedBytes);
-  *rows = S::kRows;
-  *blocks = static_cast<int64_t>(processors) * blocks_each;
-  *partial_floats = S::kPartialFloats;
-  return error;
-}
-
 template <typename T, typename C, int dim, int kind, bool rotates>
 auto kernel_of(Shape<T, C, dim, kind, rotates> shape) {
   return paged_attention_kernel<decltype(shape)>;
@@ -118,6 +100,7 @@ template <typename T, typename C, int dim>
 int launch(HopperShape<T, C, dim> shape, const PagedAttentionArguments& p) {
   using S = decltype(shape);
   typename S::Parameters a;
+  a.call = unpack<typename S::Call>(p);
   const cudaError_t error = prepare<S>(p, a);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(smaller(p.device_blocks, p.num_tiles * p.num_kv_heads * p.num_splits));

@@ -8,25 +8,26 @@
 #pragma once
 
 #include "hopper_converter.cuh"
+#include "hopper_decode.cuh"
 #include "hopper_producer.cuh"
 #include "hopper_softmax.cuh"
 #include "pdl.cuh"
 
 namespace lamina {
 
-// Named barriers (bar.sync), beside the mbarriers in shared memory.
-enum NamedBarrier : int { kRowThreadsBarrier = 1, kTurnBarrier = 2 };
-
 // A consumer warpgroup: 64 rows of each tile.
 template <typename S>
 class HopperConsumer {
   using Math = typename S::Math;
+  using Work = typename S::Work;
 
  public:
   __device__ __forceinline__ HopperConsumer(const typename S::Parameters& a, HopperShared<S>& shared)
       : a_(a.call),
         shared_(shared),
+        fixed_(a.fixed),
         warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0)),
+        new_rows_(a.call, shared),
         rows_(a.call, warpgroup_) {
     if (warpgroup_ == S::kWarpgroups - 1) pass_turn();
   }
@@ -34,7 +35,7 @@ class HopperConsumer {
   __device__ __forceinline__ void run() {
     for (;; queries_.advance()) {
       wait_barrier(shared_address(&shared_.query_full[queries_.stage]), queries_.parity);
-      const WorkTile work = shared_.work[queries_.stage];
+      const Work work = shared_.work[queries_.stage];
       if (work.rows == 0) return;
       attend(work);
       finish(work);
@@ -42,16 +43,59 @@ class HopperConsumer {
   }
 
  private:
-  __device__ __forceinline__ void attend(const WorkTile& work) {
+  __device__ __forceinline__ void attend(const Work& work) {
     rows_.begin(work);
-    if constexpr (S::kQueryInRegisters) {
+    take_queries(work);
+    if constexpr (S::kFixedSplits) {
+      attend_splits(work);
+      if constexpr (!S::kQueryInRegisters) release_queries();
+    } else {
+      attend_keys(work, work.begin, work.end);
+    }
+  }
+
+  __device__ __forceinline__ void take_queries([[maybe_unused]] const Work& work) {
+    if constexpr (S::kDecodes) {
+      wait_for_predecessor();
+      rows_.load_queries(a_, work);
+      if constexpr (S::kRotates) {
+        const int first = work.start * (S::kDim / 2);
+        rows_.rotate_queries(a_.cos + first, a_.sin + first);
+        new_rows_.find(work);
+      }
+      release_queries();
+    } else if constexpr (S::kQueryInRegisters) {
       rows_.load_queries(shared_.query[0]);
       release_queries();
     }
     if constexpr (S::kConverts) rows_.scale_queries(a_.scale);
-    const int first = work.begin / S::kKeys;
-    int tile = (work.end - 1) / S::kKeys;
+  }
+
+  // Each fixed split of the work's keys by itself, from the last to the first, and merged into those behind it.
+  __device__ __forceinline__ void attend_splits(const Work& work) {
+    const bool has_rows = !S::kDecodes || static_cast<int>(threadIdx.x) / 32 * 16 < work.rows;
+    const int64_t slots = static_cast<int64_t>(fixed_.num_slots) * fixed_.partial_rows * (S::kDim + 2);
+    float4* aside = reinterpret_cast<float4*>(a_.partials + slots) +
+                    static_cast<int64_t>(blockIdx.x) * (S::kDim / 8 + 1) * S::kRowThreads + threadIdx.x;
+#pragma unroll 1
+    for (int end = work.end;;) {
+      const int begin = max(work.begin, (end - 1) / fixed_.keys * fixed_.keys);
+      attend_keys(work, begin, end);
+      rows_.end_split();
+      if (has_rows && end != work.end) rows_.merge_into(aside);
+      if (begin == work.begin) return;
+      if (has_rows) rows_.set_aside(aside);
+      rows_.clear();
+      end = begin;
+    }
+  }
+
+  // Some keys of the work, from the last tile to the first.
+  __device__ __forceinline__ void attend_keys(const Work& work, int begin, int end) {
+    const int first = begin / S::kKeys;
+    int tile = (end - 1) / S::kKeys;
     wait_for_keys();
+    if constexpr (S::kRotates) new_rows_.template put<true>(tile, keys_.stage);
     start_qk();
     wgmma_wait<0>();
     finish_qk();
@@ -67,8 +111,9 @@ class HopperConsumer {
     for (; tile >= masked; --tile) step<true>(tile);
     for (; tile >= max(first, seen); --tile) step<false>(tile);
     for (; tile >= first; --tile) step<true>(tile);
-    if constexpr (!S::kQueryInRegisters) release_queries();
-    clear_values(0, work.oldest - work.begin);
+    if constexpr (!S::kQueryInRegisters && !S::kFixedSplits) release_queries();
+    put_new_values(first);
+    clear_values(0, work.oldest - begin);
     start_pv();
     wgmma_wait<0>();
     finish_pv();
@@ -78,6 +123,8 @@ class HopperConsumer {
   template <bool is_masked>
   __device__ __forceinline__ void step(int tile) {
     wait_for_keys();
+    if constexpr (S::kRotates) new_rows_.template put<true>(tile, keys_.stage);
+    put_new_values(tile + 1);
     wait_for_turn();
     start_qk();
     start_pv();
@@ -150,6 +197,13 @@ class HopperConsumer {
     values_.advance();
   }
 
+  __device__ __forceinline__ void put_new_values([[maybe_unused]] int tile) {
+    if constexpr (S::kRotates) {
+      wait_for_values();
+      new_rows_.template put<false>(tile, values_.stage);
+    }
+  }
+
   // Puts zeros before the oldest key and behind the last, where anything may lie: probabilities of zero do not undo a
   // NaN.
   __device__ __forceinline__ void clear_values(int begin, int end) {
@@ -171,26 +225,38 @@ class HopperConsumer {
     if (lane_id() == 0) arrive(empty);
   }
 
-  __device__ __forceinline__ void wait_for_turn() { sync_threads(kTurnBarrier + warpgroup_, 2 * kWarpgroup); }
+  __device__ __forceinline__ void wait_for_turn() {
+    if constexpr (S::kWarpgroups > 1) sync_threads(kTurnBarrier + warpgroup_, 2 * kWarpgroup);
+  }
   __device__ __forceinline__ void pass_turn() {
+    if constexpr (S::kWarpgroups == 1) return;
     const int next = warpgroup_ + 1 == S::kWarpgroups ? 0 : warpgroup_ + 1;
     arrive_threads(kTurnBarrier + next, 2 * kWarpgroup);
   }
 
   // Writes the rows, or stores them as partial results that the last split to arrive merges.
-  __device__ __forceinline__ void finish(const WorkTile& work) {
-    rows_.end();
+  __device__ __forceinline__ void finish(const Work& work) {
+    if constexpr (!S::kFixedSplits) rows_.end();
     if (work.num_splits == 1) return rows_.write(a_, work);
-    rows_.store_partial(Partial<S>(a_, work, work.split));
+    if constexpr (S::kDecodes)
+      rows_.store_partial(slot_of<S>(a_, fixed_, work, work.split), fixed_.partial_rows, work.rows);
+    else
+      rows_.store_partial(Partial<S>(a_, work, work.split));
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
     if (threadIdx.x == 0) shared_.merges = count_arrival(a_.arrivals, work);
     sync_threads(kRowThreadsBarrier, S::kRowThreads);
-    if (shared_.merges) merge_splits<S>(a_, work);
+    if (!shared_.merges) return;
+    if constexpr (S::kDecodes)
+      merge_slots<S>(a_, fixed_, work);
+    else
+      merge_splits<S>(a_, work);
   }
 
   const typename S::Call& a_;
   HopperShared<S>& shared_;
+  const FixedSplits& fixed_;
   const int warpgroup_;
+  NewRows<S> new_rows_;
   PipelineState<S::kQueryStages> queries_;
   PipelineState<S::kStages> keys_, values_;
   HopperSoftmax<S> rows_;
@@ -223,14 +289,21 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   auto& shared =
       *reinterpret_cast<HopperShared<S>*>(reinterpret_cast<char*>(memory) + (-shared_address(memory) & 1023));
   if (threadIdx.x == 0) init_barriers(shared);
-  if (threadIdx.x == 32)
-    prefetch_tensor_map(&a.query_map), prefetch_tensor_map(&a.key_map), prefetch_tensor_map(&a.value_map);
+  if (threadIdx.x == 32) {
+    if constexpr (!S::kDecodes) prefetch_tensor_map(&a.query_map);
+    prefetch_tensor_map(&a.key_map), prefetch_tensor_map(&a.value_map);
+  }
   __syncthreads();
-  follow_predecessor();
+  start_successor();
+  if constexpr (!S::kDecodes) wait_for_predecessor();
   if (threadIdx.x >= S::kRowThreads) {
-    deallocate_registers<S::kProducerRegisters>();
+    if constexpr (!S::kDecodes) deallocate_registers<S::kProducerRegisters>();
     const auto warp = (threadIdx.x - S::kRowThreads) / 32;
-    if (warp == 0) HopperQueryProducer<S>(a, shared).run();
+    if constexpr (S::kDecodes) {
+      if (warp == 0) HopperDecodeScheduler<S>(a, shared).run();
+    } else {
+      if (warp == 0) HopperQueryProducer<S>(a, shared).run();
+    }
     if constexpr (S::kConverts) {
       if (warp == 1)
         HopperKVConverter<S>(a, a.key_map, shared, shared.stored_keys, shared.stored_keys_full, shared.keys,
@@ -246,7 +319,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         HopperKVProducer<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
     }
   } else {
-    allocate_registers<S::kConsumerRegisters>();
+    if constexpr (!S::kDecodes) allocate_registers<S::kConsumerRegisters>();
     HopperConsumer<S>(a, shared).run();
   }
 #else

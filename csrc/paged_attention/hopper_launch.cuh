@@ -7,10 +7,10 @@
 
 namespace lamina {
 
+// a.call is there already.
 template <typename S>
 cudaError_t prepare(const PagedAttentionArguments& p, typename S::Parameters& a) {
   using T = typename S::T;
-  a.call = unpack<typename S::Call>(p);
   const int64_t group = a.call.group;
   a.block_mask = static_cast<int>(p.block_size - 1);
   a.block_shift = 0;
@@ -26,7 +26,8 @@ cudaError_t prepare(const PagedAttentionArguments& p, typename S::Parameters& a)
     const auto swizzle = S::kConverts ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
     return encode_tensor_map<typename S::Cached>(map, reinterpret_cast<const void*>(data), boxes, swizzle);
   };
-  cudaError_t error = encode_tensor_map<T>(&a.query_map, reinterpret_cast<const void*>(p.query), query);
+  cudaError_t error = cudaSuccess;
+  if constexpr (!S::kDecodes) error = encode_tensor_map<T>(&a.query_map, reinterpret_cast<const void*>(p.query), query);
   if (error == cudaSuccess) error = encode_cache(&a.key_map, p.key_cache, p.key_block, p.key_token, p.key_head);
   if (error == cudaSuccess)
     error = encode_cache(&a.value_map, p.value_cache, p.value_block, p.value_token, p.value_head);

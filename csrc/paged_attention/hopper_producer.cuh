@@ -6,6 +6,14 @@
 
 namespace lamina {
 
+// Whether no kernel ahead writes keys or values of a sequence, since this one does.
+template <typename T, bool kRotates>
+__device__ __forceinline__ bool writes_its_keys([[maybe_unused]] const PagedAttention<T, T, kRotates>& a,
+                                                [[maybe_unused]] const WorkTile& work) {
+  if constexpr (kRotates) return a.slots[work.start] >= 0;
+  return false;
+}
+
 // The producer warp of all keys, or of all values: tile by tile through a multi-stage pipeline. Lane i loads a box of
 // one panel; boxes of the same keys are neighbours.
 template <typename S>
@@ -29,6 +37,8 @@ class HopperKVProducer {
       const WorkTile work = shared_.work[state.stage];
       if (work.rows == 0) return;
       arrive(shared_address(&shared_.query_empty[state.stage]));  // by every lane, since each has read `work`
+      if constexpr (S::kDecodes)
+        if (!writes_its_keys(a_.call, work)) wait_for_predecessor();  // which may have written some
       load(work);
     }
   }

@@ -2,6 +2,7 @@
 // accumulators.
 #pragma once
 
+#include "fixed_splits.cuh"
 #include "hopper_shape.cuh"
 #include "quad_transpose.cuh"
 
@@ -32,6 +33,10 @@ struct HopperSoftmax {
 
   __device__ __forceinline__ void begin(const WorkTile& work) {
     first = work.first;
+    clear();
+  }
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < S::kDim / 2; ++i) out[i] = 0.0f;
 #pragma unroll
@@ -46,6 +51,37 @@ struct HopperSoftmax {
     for (int k = 0; k < S::kDim / 16; ++k)
       load_matrices(reinterpret_cast<uint32_t (&)[4]>(query[4 * k]),
                     from + k / 4 * S::kRows * kPanelColumns + ((k % 4 * 2 + unit) ^ r % 8) * 8);
+  }
+
+  // Loads the same from device memory; rows past the last are zeros.
+  __device__ __forceinline__ void load_queries(const typename S::Call& a, const WorkTile& work) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row(half);
+      const T* from = a.query + (work.start + token[half]) * a.query_token +
+                      (work.kv_head * a.group + r - token[half] * a.group) * a.query_head + lane_id() % 4 * 2;
+#pragma unroll
+      for (int k = 0; k < S::kDim / 16; ++k)
+#pragma unroll
+        for (int unit = 0; unit < 2; ++unit)
+          query[4 * k + 2 * unit + half] =
+              r < work.rows ? *reinterpret_cast<const uint32_t*>(from + 16 * k + 8 * unit) : 0;
+    }
+  }
+
+  // Rotates the loaded queries, all of one token, by its angles [kDim / 2].
+  __device__ __forceinline__ void rotate_queries(const float* cos, const float* sin) {
+#pragma unroll
+    for (int k = 0; k < S::kDim / 32; ++k)
+#pragma unroll
+      for (int unit = 0; unit < 2; ++unit) {
+        const int column = 16 * k + 8 * unit + lane_id() % 4 * 2;
+        const float2 of_cos = *reinterpret_cast<const float2*>(cos + column);
+        const float2 of_sin = *reinterpret_cast<const float2*>(sin + column);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          rotate<T>(query[4 * k + 2 * unit + half], query[4 * (k + S::kDim / 32) + 2 * unit + half], of_cos, of_sin);
+      }
   }
 
   // The loaded queries to float16, each row multiplied by a power of 2, which its scores are divided by.
@@ -122,7 +158,10 @@ struct HopperSoftmax {
     for (int i = 0; i < S::kKeys / 4; ++i) weights[i] = lamina::pack(scores[2 * i], scores[2 * i + 1], Math{});
   }
 
-  __device__ __forceinline__ void rescale_sums(const float2& keep) { sum[0] *= keep.x, sum[1] *= keep.y; }
+  // Rounded by itself: contracted into the addition behind, or not, it would have other bits.
+  __device__ __forceinline__ void rescale_sums(const float2& keep) {
+    sum[0] = __fmul_rn(sum[0], keep.x), sum[1] = __fmul_rn(sum[1], keep.y);
+  }
 
   __device__ __forceinline__ void rescale_out(const float2& keep) {
     if (!__any_sync(kAllLanes, keep.x != 1.0f || keep.y != 1.0f)) return;
@@ -136,6 +175,36 @@ struct HopperSoftmax {
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
       sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
+    }
+  }
+
+  // The same at the end of a fixed split, whose maxima become those of base 2.
+  __device__ __forceinline__ void end_split() {
+    end();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) max[half] = __fmul_rn(max[half], scale_of(half));
+  }
+
+  // Keeps the rows in `memory`, of which each thread has kSetAside / 4 units of 16 bytes, kRowThreads apart.
+  __device__ __forceinline__ void set_aside(float4* memory) const {
+#pragma unroll
+    for (int i = 0; i < S::kDim / 8; ++i)
+      memory[i * S::kRowThreads] = float4{out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]};
+    memory[S::kDim / 8 * S::kRowThreads] = float4{max[0], sum[0], max[1], sum[1]};
+  }
+
+  // Merges this split into those behind it, which were set aside.
+  __device__ __forceinline__ void merge_into(const float4* memory) {
+    const float4 kept = memory[S::kDim / 8 * S::kRowThreads];
+    const MergeWeights weights[2] = {{kept.x, max[0]}, {kept.z, max[1]}};
+    max[0] = weights[0].max, sum[0] = weights[0].merged(kept.y, sum[0]);
+    max[1] = weights[1].max, sum[1] = weights[1].merged(kept.w, sum[1]);
+#pragma unroll
+    for (int i = 0; i < S::kDim / 8; ++i) {
+      const float4 four = memory[i * S::kRowThreads];
+      out[4 * i] = weights[0].merged(four.x, out[4 * i]), out[4 * i + 1] = weights[0].merged(four.y, out[4 * i + 1]);
+      out[4 * i + 2] = weights[1].merged(four.z, out[4 * i + 2]);
+      out[4 * i + 3] = weights[1].merged(four.w, out[4 * i + 3]);
     }
   }
 
@@ -157,6 +226,21 @@ struct HopperSoftmax {
         transpose_quad(words);
         if (r < work.rows) *reinterpret_cast<uint4*>(to + 2 * i) = uint4{words[0], words[1], words[2], words[3]};
       }
+    }
+  }
+
+  // To a slot of [partial_rows][kDim] sums, then each row's maximum and sum, of base 2.
+  __device__ __forceinline__ void store_partial(float* slot, int partial_rows, int rows) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row(half);
+      if (r >= rows) continue;
+      float* to = slot + r * S::kDim + lane_id() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < S::kDim / 8; ++i)
+        *reinterpret_cast<float2*>(to + 8 * i) = float2{out[4 * i + 2 * half], out[4 * i + 2 * half + 1]};
+      if (lane_id() % 4 == 0)
+        reinterpret_cast<float2*>(slot + partial_rows * S::kDim)[r] = float2{max[half], sum[half]};
     }
   }
 

@@ -6,12 +6,30 @@
 
 namespace lamina {
 
+constexpr int kNoToken = -1;
+
+// Which of the step's tokens the last two keys are of, where they are of this step: this sequence's own, and of one
+// that completes a block which this one shares the last before it.
+template <typename Call>
+__device__ __forceinline__ void find_new_tokens(const Call& a, const WorkTile& work, int (&tokens)[2]) {
+  const auto block_size = static_cast<uint32_t>(a.block_size);
+  tokens[0] = a.slots[work.start] < 0 ? kNoToken : work.start;
+  tokens[1] = kNoToken;
+  if (work.last == 0 || static_cast<uint32_t>(work.last) % block_size != 0) return;
+  const int32_t* table = a.block_tables + work.seq * a.block_tables_stride;
+  const int slot = (table[work.last / block_size - 1] + 1) * static_cast<int>(block_size) - 1;
+  for (int base = 0; base < a.num_tokens; base += 32) {
+    const int token = base + lane_id();
+    const unsigned found = __ballot_sync(kAllLanes, token < a.num_tokens && a.slots[token] == slot);
+    if (found != 0) tokens[1] = base + __ffs(static_cast<int>(found)) - 1;
+  }
+}
+
 // A team's tiles of keys and values; each warp copies sixteen keys of a tile.
 template <typename S>
 class KVPipeline {
   using T = typename S::Cached;
   static constexpr uint32_t kNoRow = 0xffffffffu, kNewRow = 0xfffffffeu;
-  static constexpr int kNoToken = -1;
   static constexpr int kChunks = S::kDim * static_cast<int>(sizeof(T)) / 16;  // of a row; 16 bytes each
   static constexpr int kPartElements = S::kTileKeys * S::kPitch;              // keys of a tile, then values
 
@@ -32,7 +50,7 @@ class KVPipeline {
     warp_row_ = warp % S::kTeamWarps * 16;
     first_ = work.begin + team * S::kTileKeys;
     memory_ = opaque(memory + team * S::kStages * 2 * kPartElements);
-    if constexpr (S::kRotates) find_new(a, work);
+    if constexpr (S::kRotates) last_ = work.last, find_new_tokens(a, work, new_);
   }
 
   __device__ __forceinline__ int first_key(int tile) const { return first_ + tile * S::kTileKeys * S::kTeams; }
@@ -98,21 +116,6 @@ class KVPipeline {
   }
 
  private:
-  // Which of the step's tokens the last two keys are of, where they are of this step: this sequence's own, and of one
-  // that completes a block which this one shares the last before it.
-  __device__ __forceinline__ void find_new(const typename S::Call& a, const WorkTile& work) {
-    last_ = work.last;
-    new_[0] = a.slots[work.start] < 0 ? kNoToken : work.start;
-    new_[1] = kNoToken;
-    if (last_ == 0 || static_cast<uint32_t>(last_) % block_size_ != 0) return;
-    const int slot = (table_[last_ / block_size_ - 1] + 1) * static_cast<int>(block_size_) - 1;
-    for (int base = 0; base < a.num_tokens; base += 32) {
-      const int token = base + lane_id();
-      const unsigned found = __ballot_sync(kAllLanes, token < a.num_tokens && a.slots[token] == slot);
-      if (found != 0) new_[1] = base + __ffs(static_cast<int>(found)) - 1;
-    }
-  }
-
   __device__ __forceinline__ int token_of(int key) const {
     return key == last_ ? new_[0] : key == last_ - 1 ? new_[1] : kNoToken;
   }

@@ -21,7 +21,7 @@ from ...common.errors import UnsupportedError
 from .._shared.fp8 import FP8
 from .._shared.ledger import LEDGER
 from .._shared.registry import Call, Provider
-from ._cuda import check_rows
+from ._arguments import check_rows
 
 DTYPES = frozenset({torch.bfloat16, torch.float16})
 INVARIANCE_OBSTACLE = "batch_invariant is True; FlashAttention splits keys by the batch"

@@ -70,12 +70,12 @@ def plan(
     def launch(kernel: int, min_rows: int, max_rows: int) -> Launch:
         shape = shape_of(kernel)
         rows = shape.rows // group * group if kernel == HOPPER else shape.rows
-        num_tiles = num_seqs if kernel < MANY else _num_tiles(num_tokens * group, rows, num_seqs)
-        units = num_tiles * num_kv_heads
+        tiles = num_seqs if kernel < MANY else num_tiles(num_tokens * group, rows, num_seqs)
+        units = tiles * num_kv_heads
         fill, splits = (1, 1) if batch_invariant else _num_splits(shape.blocks, units, capacity, kernel)
         limits = Limits(
             device_blocks=shape.blocks,
-            num_tiles=num_tiles,
+            num_tiles=tiles,
             num_splits=splits,
             fill_splits=fill,
             num_extra=_num_extra(shape.blocks, units * fill, units * splits),
@@ -103,17 +103,17 @@ def _smallest_kernel(rows: int) -> int:
     return next((kernel for kernel, limit in enumerate(FEW_ROWS) if rows <= limit), MANY)
 
 
-def _num_tiles(rows: int, tile_rows: int, num_seqs: int) -> int:
+def num_tiles(rows: int, tile_rows: int, num_seqs: int) -> int:
     """Numbers of tiles that suffice wherever sequences begin."""
-    return _div_up(rows, tile_rows) if num_seqs == 1 else rows // tile_rows + num_seqs
+    return div_up(rows, tile_rows) if num_seqs == 1 else rows // tile_rows + num_seqs
 
 
 def _num_splits(blocks: int, units: int, capacity: int, kernel: int) -> tuple[int, int]:
     """Splits that fill the device, and splits of the longest possible sequence."""
-    fill = min(max(1, blocks // units), _div_up(capacity, MIN_SPLIT_KEYS[kernel]))
+    fill = min(max(1, blocks // units), div_up(capacity, MIN_SPLIT_KEYS[kernel]))
     if kernel >= MANY:
         return fill, fill
-    longest = min(_div_up(capacity, MAX_SPLIT_KEYS), max(1, MOST_SPLITS * blocks // units))
+    longest = min(div_up(capacity, MAX_SPLIT_KEYS), max(1, MOST_SPLITS * blocks // units))
     return fill, max(fill, longest)
 
 
@@ -122,5 +122,6 @@ def _num_extra(blocks: int, filling: int, most: int) -> int:
     return min(most - filling, max(blocks - filling, int(blocks * EXTRA_BLOCKS), 1))
 
 
-def _div_up(count: int, size: int) -> int:
+def div_up(count: int, size: int) -> int:
+    """count / size, rounded up."""
     return -(-count // size)

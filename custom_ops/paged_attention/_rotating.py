@@ -5,6 +5,7 @@ To the bit what rotary_and_write_kv_cache and then paged_attention give, a launc
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from .._shared.cuda_kernel import CudaKernel
 from .._shared.fp8 import FP8
 from .._shared.layout import with_dense_heads
-from ._cuda import LAYOUT, check, check_rows, packed
+from ._arguments import LAYOUT, check, check_rows, packed
 from ._plan import FEW_ROWS, MANY
 
 ROTATING_LAYOUT = f"{LAYOUT}10qd"  # of struct RotatingAttentionArguments, without the stream
@@ -26,9 +27,25 @@ def serves(dtype: torch.dtype, head_dim: int) -> bool:
     return dtype in DTYPES and head_dim in HEAD_DIMS
 
 
-def holds(query: Tensor, key: Tensor) -> bool:
+def holds(query: Tensor, key: Tensor, scale: float, soft_cap: float) -> bool:
     """Whether a block has room for the query heads [T, num_heads, head_dim] of a key-value head."""
+    del scale, soft_cap  # any
     return query.shape[1] <= FEW_ROWS[-1] * key.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotatingDecode:
+    """A kernel that rotates, and whether it takes queries, keys, a scale and a soft cap."""
+
+    attend: Callable[..., None]
+    holds: Callable[[Tensor, Tensor, float, float], bool]
+
+
+def find(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> RotatingDecode | None:
+    """The kernel for queries and a cache of these dtypes, built or loaded; None where there is none."""
+    if not serves(dtype, head_dim):
+        return None
+    return RotatingDecode(attend=load(is_fp8=cache_dtype == FP8), holds=holds)
 
 
 def load(*, is_fp8: bool = False) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from ...common.errors import UnsupportedError
 from ...common.logging import get_logger, log_once
 from .._shared import registry
 from .._shared.registry import Call, Selected
-from . import _cuda, _flash_attn
+from . import _arguments, _cuda, _flash_attn
 
 logger = get_logger("custom_ops")
 
@@ -83,7 +83,7 @@ def select_batch_invariant(
     wanted = _cuda.PROVIDER.name if name == "auto" and device.type == "cuda" else name
     selected = registry.select(op, device=device, dtype=dtype, provider=wanted)
     obstacle = (
-        _cuda.fp8_obstacle(dtype, head_dim) if is_fp8 and selected.name == _cuda.PROVIDER.name else None
+        _arguments.fp8_obstacle(dtype, head_dim) if is_fp8 and selected.name == _cuda.PROVIDER.name else None
     )
     if obstacle is not None:
         raise UnsupportedError(f"{op}: {obstacle}; use kv_cache_dtype='auto'")
@@ -96,7 +96,7 @@ def _over_fp8(
     """The provider for a cache in FP8: FlashAttention takes none, CUDA kernels not beside any queries."""
     obstacle = _flash_attn.FP8_OBSTACLE if selected.name == FLASH.name else None
     if selected.name == _cuda.PROVIDER.name:
-        obstacle = _cuda.fp8_obstacle(dtype, head_dim)
+        obstacle = _arguments.fp8_obstacle(dtype, head_dim)
     if obstacle is None:
         return selected
     if name != "auto":

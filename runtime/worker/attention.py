@@ -11,7 +11,8 @@ from ...common.errors import CompileError, UnsupportedError, shown
 from ...common.pages import advise_huge_pages
 from ...custom_ops._shared import registry
 from ...custom_ops._shared.fp8 import FP8
-from ...custom_ops.paged_attention import _cuda, _rotating
+from ...custom_ops.paged_attention import _cuda
+from ...custom_ops.paged_attention._rotating import RotatingDecode
 from ...custom_ops.paged_attention.phases import select_batch_invariant, select_by_phase
 from ...custom_ops.write_kv_cache.int8_rows import cache_width
 from ...models.registry import AttentionSpec
@@ -31,7 +32,7 @@ class AttentionBackend:
     write_kv_cache: Callable[..., Any]
     rotary_and_write_kv_cache: Callable[..., Any]
     paged_attention: Callable[..., Any]
-    rotating_decode: Callable[..., Any] | None = None  # both at once, where each sequence has one token
+    rotating_decode: RotatingDecode | None = None  # both at once, where each sequence has one token
 
 
 def select_backend(
@@ -61,14 +62,17 @@ def select_backend(
 
     rotary = write("rotary_and_write_kv_cache")
     both_ours = attention.name.split("+")[0] == rotary.name == _cuda.PROVIDER.name
-    rotates = both_ours and not batch_invariant and _rotating.serves(dtype, head_dim)
+    rotating = None
+    if both_ours:
+        sizes = device, dtype, kv_cache_dtype or dtype, head_dim, block_size
+        rotating = _cuda.find_rotating(*sizes, batch_invariant=batch_invariant)
     return AttentionBackend(
         name=attention.name,
         reason=attention.reason,
         write_kv_cache=write("write_kv_cache").call,
         rotary_and_write_kv_cache=rotary.call,
         paged_attention=attention.call,
-        rotating_decode=_rotating.load(is_fp8=is_fp8) if rotates else None,
+        rotating_decode=rotating,
     )
 
 
@@ -126,13 +130,13 @@ class PagedAttention:
         caches = self._caches[layer]
         assert caches is not None, f"layer {layer} is another stage's"
         key_cache, value_cache = caches
-        group, scales = self._groups[layer], self._scales[layer]
+        group, scales, masks = self._groups[layer], self._scales[layer], self._masks[layer]
         slots, tables = batch.slot_mappings[group], batch.block_tables[group]
-        rotating = self._backend.rotating_decode
-        if cos is not None and rotating is not None and batch.max_query_len == 1 and _rotating.holds(q, k):
-            rotating(
+        rotating = self._backend.rotating_decode if batch.max_query_len == 1 else None
+        if cos is not None and rotating is not None and rotating.holds(q, k, masks[0], masks[-1]):
+            rotating.attend(
                 *(out, q, k, v, cos, sin, key_cache, value_cache, slots, tables),
-                *(batch.seq_lens, batch.query_start_loc, *self._masks[layer], *scales),
+                *(batch.seq_lens, batch.query_start_loc, *masks, *scales),
             )
             return
         if cos is None:
@@ -150,7 +154,7 @@ class PagedAttention:
             batch.seq_lens,
             batch.query_start_loc,
             batch.max_query_len,
-            *self._masks[layer],
+            *masks,
             *scales,
             *self._flags,
         )

@@ -16,6 +16,7 @@ NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
 OF_RANKS = ("launch", "launch_ranks", "pdl", "system_scope", "vec")  # in ranks.cuh
 OF_ATTENTION = ("cuda_mma", "cache_policy", "fp8", "scaled_half")  # in attention.cuh
+OF_HOPPER = *OF_THE_GPU, "cache_policy", "scaled_half", "launch"  # in hopper_attention.cuh
 IN_CLUSTERS = {
     "persistent_gemm": (*PERSISTENT, *WITH_PERSISTENT),
     "linear_w4a16": (*NIBBLES, *SPLIT_K),
@@ -41,6 +42,12 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
         for header in OF_ATTENTION:
             (folder / f"{header}.cuh").write_text('#include "attention.cuh"\n')
         (folder / "cuda_runtime.h").touch()
+    if name == "hopper_attention":
+        alone = ("byte_formats", "kv_cache", "pipeline", "quad_transpose", "rotary")
+        for header in OF_HOPPER:
+            (folder / f"{header}.cuh").write_text('#include "hopper_attention.cuh"\n')
+        (folder / "cuda_runtime.h").touch()
+        (folder / "cuda_fp8.h").touch()
     for header in alone:
         shutil.copy(csrc / ("" if "/" in header else "include") / f"{header}.cuh", folder)
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]

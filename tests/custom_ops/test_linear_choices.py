@@ -216,16 +216,20 @@ def test_a_measured_configuration_of_one_order_is_taken_though_the_library_is_fa
         parse_entry([*slow.to_json()[:6], [*CONFIG], 9.0, 5.0, 2])
 
 
-def test_what_serves_without_a_given_order_serves_with_it_where_it_sums_so() -> None:
-    """It may have been chosen by whole steps; a persistent kernel divides the columns of its last tiles alone."""
-    own = replace(SITE, split_k=2)
-    same, other, persistent = (CONFIG._replace(split_k=s, clusters=c) for s, c in ((2, 0), (1, 0), (2, 64)))
-    for name, kernel, is_taken in (("same", same, True), ("other", other, False), ("some", persistent, False)):
-        adopt(name, [Entry(site=SITE, kernel=kernel, microseconds=9.0, otherwise=5.0)])
-        assert is_measured(own, name) == is_taken
-        assert choose(own, name).kernel == (kernel if is_taken else None)
-        adopt(name, [Entry(site=own, kernel=other._replace(split_k=2), microseconds=1.0, otherwise=5.0)])
-        assert choose(own, name).kernel == (kernel if is_taken else other._replace(split_k=2))
+@pytest.mark.parametrize(
+    ("split_k", "clusters", "is_taken"), [(2, 0, True), (1, 0, False), (2, 64, False)], ids=str
+)
+def test_what_serves_without_a_given_order_serves_with_it_where_it_sums_so(
+    split_k: int, clusters: int, is_taken: bool
+) -> None:
+    """It may be by whole steps. A persistent kernel that splits does so with its last tiles alone."""
+    name, own = f"a GPU for {split_k} and {clusters}", replace(SITE, split_k=2)
+    plain = CONFIG._replace(split_k=split_k, clusters=clusters)
+    adopt(name, [Entry(site=SITE, kernel=plain, microseconds=9.0, otherwise=5.0)])
+    assert is_measured(own, name) == is_taken
+    other = CONFIG._replace(split_k=2, stages=2)
+    adopt(name, [Entry(site=own, kernel=other, microseconds=1.0, otherwise=5.0)])
+    assert choose(own, name).kernel == (plain if is_taken else other)
 
 
 @pytest.mark.parametrize("bucket", [1, 8, 16, 32, 64])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.custom_ops.paged_attention import _cuda, _plan, _rotating, reference
+from lamina.custom_ops.paged_attention import _arguments, _plan, _rotating, reference
 from lamina.custom_ops.paged_attention._plan import KernelShape
 from lamina.custom_ops.rotary_and_write_kv_cache import reference as rotary
 
@@ -40,11 +40,11 @@ def gpu_of(library: ctypes.CDLL, blocks: int) -> Iterator[None]:
         assert library.shape_of(*asked) == 0
         return KernelShape(rows.value, blocks, floats.value)
 
-    caches = _plan.plan, _cuda._partials, _cuda._counters
+    caches = _plan.plan, _arguments._partials, _arguments._counters
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_cuda, "_refuse_capture", lambda: None)
+        patch.setattr(_arguments, "_refuse_capture", lambda: None)
         patch.setattr(_plan, "MAX_SPLIT_KEYS", 128)
-        patch.setattr(_cuda, "_shapes", lambda *of: functools.partial(_swapped, shape_of, of[2]))
+        patch.setattr(_arguments, "_shapes", lambda *of: functools.partial(_swapped, shape_of, of[2]))
         for cached in caches:
             cached.cache_clear()
         yield
@@ -73,12 +73,12 @@ def by_two(library: ctypes.CDLL, step: Step, masks: tuple[int, int, float]) -> T
     """Outputs over NaN: rotation and cache write by the formula, attention by the kernel."""
     query = rotary.rotary_and_write_kv_cache(*step[:8])
     out = torch.full_like(query, torch.nan)
-    run = kernel_of(library, "run", _cuda.LAYOUT)
+    run = kernel_of(library, "run", _arguments.LAYOUT)
     tensors = out, query, *step.copied()[5:7], *step[8:]
     for tensor, changed in zip(tensors[2:4], step[5:7], strict=True):
         assert torch.equal(tensor.view(torch.int16), changed.view(torch.int16))
     scale = step.query.shape[2] ** -0.5
-    for fields in _cuda.packed("cuda", _plan.MANY, *tensors, 1, scale, *masks, 1.0, 1.0):
+    for fields in _arguments.packed("cuda", _plan.MANY, *tensors, 1, scale, *masks, 1.0, 1.0):
         run(out.device, *fields)
     return out
 

@@ -22,6 +22,7 @@ from lamina.custom_ops.linear.choices import (
     processors_of,
     sites_of,
 )
+from lamina.custom_ops.paged_attention import _fixed_splits
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
 
@@ -123,6 +124,13 @@ def test_every_configuration_worth_measuring_sums_in_the_one_order(shape: tuple[
     assert not wrong
 
 
+@pytest.fixture(params=[False, True], ids=["one split", "fixed splits"])
+def splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether Hopper's attention is by fixed splits."""
+    monkeypatch.setattr(_fixed_splits, "ENABLED", request.param)
+    return bool(request.param)
+
+
 def rows_of(case: PagedCase, parts: Sequence[tuple[int, int, int]], flag: bool = True) -> tuple[Tensor, ...]:
     """Attention of rows first to before last of sequences of a case of whole prompts, in one call."""
     starts = case.query_start_loc.tolist()
@@ -163,7 +171,7 @@ def rows_of(case: PagedCase, parts: Sequence[tuple[int, int, int]], flag: bool =
     ids=str,
 )
 def test_rows_of_attention_have_the_bits_they_have_alone(
-    sizes: dict[str, int], limits: dict[str, float]
+    sizes: dict[str, int], limits: dict[str, float], splits: bool
 ) -> None:
     lens = [1400, 1, 77, 500, 1025]
     case = make_case(lens, lens, **sizes, **limits)  # type: ignore[arg-type]
@@ -207,7 +215,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_a_model_are_the_same_in_any_mix(name: str, tmp_path: Path) -> None:
+def test_logits_of_a_model_are_the_same_in_any_mix(name: str, tmp_path: Path, splits: bool) -> None:
     """Captured as CUDA graphs and not, in chunks, with prefixes found, and preempted."""
     found = check_batch_invariance(config_of(folder_of(tmp_path, **MODELS[name])), [], 45, say_nothing)
     assert found.is_right, found

@@ -67,11 +67,29 @@ struct Warp {
   std::array<uint64_t, 32> given{}, taken{};
   int num_given = 0, round = 0;
 };
+// A block's shared memory: its own, or of one block alone where an array of the kernel's begins at kBegin.
+inline char* only_array;
+class Memory {
+ public:
+  Memory() : own_(only_array == nullptr ? kMemory : 0, 0x7f) {
+    if (only_array != nullptr) std::memset(only_array, 0x7f, kMemory - kBegin);
+  }
+  char* data() { return only_array == nullptr ? own_.data() : only_array - kBegin; }
+  static constexpr size_t size() { return kMemory; }
+  char& operator[](size_t place) { return data()[place]; }
+
+ private:
+  std::vector<char> own_;
+};
+struct Named {
+  int num_there = 0, round = 0;
+};
 struct Block {
-  std::vector<char> memory = std::vector<char>(kMemory, 0x7f);
+  Memory memory;
+  std::map<int, Named> named;
   std::map<uint32_t, Barrier> barriers;
   std::vector<Warp> warps;
-  int num_alive = 0, num_synced = 0, sync_round = 0, num_at_named = 0, named_round = 0;
+  int num_alive = 0, num_synced = 0, sync_round = 0;
 };
 struct Fiber {
   Turns turns;
@@ -122,8 +140,9 @@ inline void change(int rank, uint32_t offset, int arrivals, int64_t bytes) {
   check(blocks[rank].num_alive > 0, "a block has ended that others still write to");
   const auto found = blocks[rank].barriers.find(offset);
   if (found == blocks[rank].barriers.end()) return check(false, "there is no barrier at this place");
+  const int by = found->second.count > static_cast<int>(num_threads / 32) ? 1 : 32;  // threads or warps
   if (arrivals != 0)
-    check(found->second.arrived.insert((current - fibers.data()) / 32).second, "a warp arrives twice in a phase");
+    check(found->second.arrived.insert((current - fibers.data()) / by).second, "a warp arrives twice in a phase");
   found->second.pending -= arrivals, found->second.bytes += bytes;
   settle(found->second);
 }
@@ -248,7 +267,7 @@ namespace lamina {
 
 // Of what lies in a block's memory its place there; of an array of dynamic memory where that begins.
 inline uint32_t shared_address(const void* pointer) {
-  const auto& memory = host::block().memory;
+  auto& memory = host::block().memory;
   const auto offset = static_cast<const char*>(pointer) - memory.data();
   return offset >= 0 && offset < static_cast<std::ptrdiff_t>(memory.size()) ? static_cast<uint32_t>(offset)
                                                                             : uint32_t{host::kBegin};
@@ -269,14 +288,15 @@ inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
 inline void wait_barrier(uint32_t barrier, uint32_t parity) {
   while (static_cast<uint32_t>(host::block().barriers[barrier].phase & 1) == parity) host::yield();
 }
-// Of a single barrier's threads.
-inline void sync_threads(int, int threads) {
-  host::Block& own = host::block();
-  const int round = own.named_round;
-  if (++own.num_at_named == threads)
-    own.num_at_named = 0, ++own.named_round, ++host::news;
-  else
-    while (own.named_round == round) host::yield();
+inline void arrive_threads(int barrier, int threads) {
+  host::Named& own = host::block().named[barrier];
+  host::check(own.num_there < threads, "more threads come to a named barrier than it is for");
+  if (++own.num_there == threads) own.num_there = 0, ++own.round, ++host::news;
+}
+inline void sync_threads(int barrier, int threads) {
+  const int round = host::block().named[barrier].round;
+  arrive_threads(barrier, threads);
+  while (host::block().named[barrier].round == round) host::yield();
 }
 inline void fence_shared_for_async() {}
 inline uint64_t evict_first() { return 0; }
@@ -307,6 +327,9 @@ inline void tma_load_to(int rank, uint32_t to, const CUtensorMap* from, int x, i
 }
 inline void tma_load(uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier, uint64_t) {
   tma_load_to(host::current->block, to, from, x, y, z, w, barrier);
+}
+inline void tma_load(uint32_t to, const CUtensorMap& from, int x, int y, int z, int w, uint32_t barrier) {
+  tma_load_to(host::current->block, to, &from, x, y, z, w, barrier);
 }
 inline void tma_load(uint32_t to, const CUtensorMap* from, int x, int y, uint32_t barrier, uint64_t) {
   tma_load_to(host::current->block, to, from, x, y, 0, 0, barrier);
@@ -492,25 +515,21 @@ template <typename T, int count>
 void round_to(float (&values)[count]) {
   for (float& value : values) value = static_cast<float>(T(value));
 }
-template <typename T, int count>
-struct Rounded {
-  T values[count];
+template <typename T, int kWidth>
+struct Vec {
+  std::array<T, kWidth> raw;
 };
 template <typename T, int count>
-Rounded<T, count> from_floats(const float (&values)[count]) {
-  Rounded<T, count> rounded;
-  for (int i = 0; i < count; ++i) rounded.values[i] = T(values[i]);
+Vec<T, count> from_floats(const float (&values)[count]) {
+  Vec<T, count> rounded;
+  for (int i = 0; i < count; ++i) rounded.raw[i] = T(values[i]);
   return rounded;
 }
 template <typename T, int count>
-void store(T* to, const Rounded<T, count>& rounded) {
+void store(T* to, const Vec<T, count>& rounded) {
   host::check(reinterpret_cast<uintptr_t>(to) % 16 == 0, "16 bytes are stored at no multiple of 16");
   std::memcpy(to, &rounded, sizeof(rounded));
 }
-template <typename T, int kWidth>
-struct Vec {
-  T raw[kWidth];
-};
 template <int kWidth, typename T>
 Vec<T, kWidth> load(const T* from) {
   host::check(reinterpret_cast<uintptr_t>(from) % sizeof(Vec<T, kWidth>) == 0,
