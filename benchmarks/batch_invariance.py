@@ -3,7 +3,7 @@
 Each shape has random weights and is compiled once. The same steps are then taken by the kernels of the mode,
 in place of those that a runtime without it chooses: captured anew, on the same weights and caches. With
 --gemms those of the shape are timed alone, by each split-K, and with --mixes logits of a runtime that has the
-mode are compared bit for bit.
+mode are compared bit for bit. With --fixed-splits attention is by fixed splits.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import statistics
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
 from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import autotune, choices
+from lamina.custom_ops.paged_attention import _cuda, _fixed_splits
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup import kernel_choice
@@ -45,6 +47,7 @@ QWEN3 = {  # of 4B
 }
 DEVICE = torch.device("cuda", 0)
 MANY = (512, 2048, 8192)  # rows of x, of prefill
+SPLITS = (1, 2, 4)
 
 
 def main() -> None:
@@ -55,13 +58,26 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=640, help="tokens of each request")
     parser.add_argument("--prompts", nargs="+", type=int, default=[128, 512, 2048, 4096])
     parser.add_argument("--mixes", type=int, default=0, help="random mixes to compare bit for bit")
-    parser.add_argument("--gemms", action="store_true", help="time the GEMMs by either split-K too")
+    parser.add_argument("--gemms", action="store_true", help="time the GEMMs by each split-K too")
+    parser.add_argument(
+        "--fixed-splits", action=argparse.BooleanOptionalAction, default=_fixed_splits.ENABLED
+    )
+    parser.add_argument(
+        "--split-keys", type=int, default=_fixed_splits.SPLIT_KEYS, help="keys of a fixed split, whole tiles"
+    )
     parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cache-dir")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     workloads.SHAPES["qwen3-4b"] = QWEN3
-    document: dict[str, Any] = {"machine": describe_machine(), "context": options.context, "shapes": {}}
+    _fixed_splits.ENABLED, _fixed_splits.SPLIT_KEYS = options.fixed_splits, options.split_keys
+    _fixed_splits.WHOLE_KEYS = options.split_keys * 3 // 2
+    document: dict[str, Any] = {
+        "machine": describe_machine(),
+        "context": options.context,
+        "split_keys": options.split_keys if options.fixed_splits else None,
+        "shapes": {},
+    }
     for shape in options.shapes:
         found = document["shapes"][shape] = {}
         if options.steps:
@@ -116,8 +132,11 @@ def turn_invariant(runtime: Runtime, batches: list[int]) -> None:
     """Have every later step of this process taken by the kernels of the mode, as a runtime with it would."""
     loaded = runtime._loaded
     attention = loaded.runner._attention
+    resolved = loaded.resolved
     attention._flags = (True,)
-    attention._backend = replace(attention._backend, rotating_decode=None)
+    sizes = DEVICE, resolved.dtype, resolved.dtype, resolved.model.head_dim, resolved.block_size
+    rotating = _cuda.find_rotating(*sizes, batch_invariant=True)
+    attention._backend = replace(attention._backend, rotating_decode=rotating)
     for module, launch in ((plain, plain.launch), (fused, fused.launch)):
         module.config_of = module.config_of_one_order
         module.launch = partial(launched_in_order, launch)
@@ -125,8 +144,10 @@ def turn_invariant(runtime: Runtime, batches: list[int]) -> None:
         replace(gemm, batch_invariant=True) for gemm in gemms_of([loaded.compiled.plan], loaded.resolved)
     ]
     buckets = {choices.bucket_of(batch) for batch in batches}
+    name = choices.device_name_of(DEVICE, torch.bfloat16)
     sites = kernel_choice.sites_of(gemms, DEVICE, torch.bfloat16)
-    autotune.autotune([site for site in sites if site.num_tokens in buckets], DEVICE, torch.bfloat16)
+    unknown = [site for site in sites if site.num_tokens in buckets and not choices.is_measured(site, name)]
+    autotune.autotune(unknown, DEVICE, torch.bfloat16)
 
 
 def launched_in_order(launch: Any, x: Any, weight: Any, bias: Any, config: Any, _: bool = False) -> Any:
@@ -154,7 +175,7 @@ def print_ratios(shape: str, found: dict[str, Any]) -> None:
 
 
 def gemms(shape: str) -> list[dict[str, Any]]:
-    """Best microseconds of each GEMM by split-K 1 and 2, and of the library, by the number of rows."""
+    """Best microseconds of each GEMM by split-K, and of the library, by the number of rows."""
     sizes, lines = workloads.SHAPES[shape], []
     hidden, width = sizes["hidden_size"], sizes["head_dim"]
     queries, keys = sizes["num_attention_heads"] * width, sizes["num_key_value_heads"] * width
@@ -172,17 +193,29 @@ def gemms(shape: str) -> list[dict[str, Any]]:
             line: dict[str, Any] = {"kind": kind, "n": n, "k": k, "rows": num_tokens, "taken": chosen}
             ways = autotune.ways_of(replace(site, num_tokens=num_tokens), DEVICE, torch.bfloat16)
             line["library"] = autotune._microseconds(ways.library, ways.weights)
-            for split_k in (1, 2):
+            for split_k in SPLITS if k % 512 == 0 else (1,):
                 of_order = replace(site, split_k=split_k)
                 ways = autotune.ways_of(replace(of_order, num_tokens=num_tokens), DEVICE, torch.bfloat16)
                 configs = choices.candidates(of_order, processors)
                 if num_tokens > choices.BUCKETS[-1]:
                     configs = tuple(config for config in configs if config.clusters)
-                best = min((microseconds(ways, config), config) for config in configs)
-                line[f"split {split_k}"] = best
+                if configs:
+                    line[f"split {split_k}"] = min((microseconds(ways, config), config) for config in configs)
             lines.append(line)
             print(line, flush=True)
+        print_sums(lines[-len(choices.BUCKETS) - len(MANY) :])
     return lines
+
+
+def print_sums(lines: list[dict[str, Any]]) -> None:
+    """What each split-K of one weight takes in all, up to 256 rows: the least is the one to have."""
+    few = [line for line in lines if line["rows"] <= choices.BUCKETS[-1]]
+    sums = {
+        split_k: sum(line[f"split {split_k}"][0] for line in few)
+        for split_k in SPLITS
+        if all(f"split {split_k}" in line for line in few)
+    }
+    print(f"{few[0]['kind']} [{few[0]['n']}, {few[0]['k']}]: us by split-K {sums}, taken {few[0]['taken']}")
 
 
 def microseconds(ways: autotune.Ways, config: choices.GemmConfig) -> float:
@@ -191,16 +224,27 @@ def microseconds(ways: autotune.Ways, config: choices.GemmConfig) -> float:
 
 def mixes(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     """So many random mixes, whose logits are compared with those of each request alone."""
-    own = settings(shape, options)
+    own = settings(shape, options) | {"max_num_seqs": 32, "max_model_len": 2048, "num_kv_blocks": 1024}
     own |= {"compile": CompileConfig(verify=False, batch_invariant=True), "prefix_cache": True}
-    started = time.perf_counter()
-    found = check_batch_invariance(RuntimeConfig(**own), [], options.mixes, lambda *_: None)
-    seconds = time.perf_counter() - started
+    began: list[tuple[str, float]] = []
+
+    def note(stage: str, _: float, what: str) -> None:
+        if stage == "verify":
+            began.append((what, time.perf_counter()))
+
+    note("verify", 0, "start")
+    found = check_batch_invariance(RuntimeConfig(**own), [], options.mixes, note)
+    note("verify", 1, "end")
+    seconds = {name: round(until - since, 1) for (name, since), (_, until) in pairwise(began)}
     verdict = "right" if found.is_right else f"WRONG: {found.mismatches[:3]}, first {found.first}"
-    print(
-        f"{shape}: {found.num_mixes} mixes, {found.num_logits} logits, {seconds:.0f} s: {verdict}", flush=True
-    )
-    return {"mixes": found.num_mixes, "logits": found.num_logits, "is_right": found.is_right}
+    print(f"{shape}: {found.num_mixes} mixes, {found.num_logits} logits, s {seconds}: {verdict}", flush=True)
+    return {
+        "mixes": found.num_mixes,
+        "logits": found.num_logits,
+        "preemptions": found.num_preemptions,
+        "is_right": found.is_right,
+        "seconds": seconds,
+    }
 
 
 if __name__ == "__main__":

@@ -20,15 +20,22 @@ from .sampling_params import SamplingParams
 from .startup import memory
 from .startup.loaded import LoadedRuntime
 from .startup.loader import load, resolve_runtime
+from .startup.reload import keep_model, load_again
 from .startup.resolved import ResolvedRuntime
 from .verify import token_ids_of
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 65, 130, 257, 600)  # tokens of prompts of random ids
 FEW_TOKENS = 6  # of an answer at most
-MOST_BLOCKS = 3.5  # of an answer, where requests are to be preempted: each is admitted with room for one more
+# Where requests are to be preempted their prompts end so many tokens before a block does, and answers grow by
+# more than a block: each is admitted with room for one.
+BEFORE_THE_END, BLOCKS_OF_PROMPTS = 2, (1, 2, 3)
 SIZES = (1, 2, 3, 7, 12, 32)  # requests of a mix
-ARRIVALS = 6  # steps in which they come
-CHUNK = 17  # tokens of a prompt in a step, where prompts are cut
+CROWDS = (8, 12)  # the same where they are preempted
+ARRIVALS = 4  # steps in which they come
+CHUNK, MOST_CHUNKS = (
+    17,
+    12,
+)  # tokens of a prompt in a step, where prompts are cut; more where there were too many
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of as many bytes as a logit
 
 Place = tuple[int, int]  # a prompt's number, and the position of the token that logits follow
@@ -48,9 +55,10 @@ class Variant(NamedTuple):
 
     name: str
     changes: dict[str, Any]  # of RuntimeConfig
-    num_tokens: tuple[int, int] = (1, FEW_TOKENS)  # of an answer, at least and at most
+    num_tokens: tuple[int, int]  # of an answer, at least and at most
     sizes: tuple[int, ...] = SIZES
-    part: int = 4  # of ten mixes
+    percent: int = 88  # of all mixes
+    are_preempted: bool = False  # of prompts that are made for that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,17 +110,18 @@ def check_batch_invariance(
         raise ConfigError("compile is False; wanted True or a CompileConfig(batch_invariant=True)")
     config.parallel.require_one_rank("mixes are compared in one process")
     resolved = resolve_runtime(config, progress)
-    chance = random.Random(seed)
-    num_tokens = min(int(resolved.block_size * MOST_BLOCKS), resolved.max_model_len // 2)
-    own = [tuple(ids[: resolved.max_model_len - num_tokens]) for ids in token_ids_of(resolved, prompts)]
-    run = _Run([*own, *_random_prompts(resolved, num_tokens, chance)], num_tokens, chance)
-    variants = _variants(resolved, max(map(len, run.prompts)) + num_tokens, num_tokens)
-    first = None
+    chance, tokens = random.Random(seed), _Tokens.of(resolved)
+    own = [tuple(ids[: resolved.max_model_len - tokens.of_few]) for ids in token_ids_of(resolved, prompts)]
+    run = _Run([*own, *_random_prompts(resolved, tokens, chance)], tokens, chance)
+    variants = _variants(resolved, max(map(len, run.prompts)), tokens)
+    first, model = None, None
     for number, variant in enumerate(variants):
         progress("verify", number / len(variants), variant.name)
-        loaded = load(replace(config, **variant.changes), progress)
+        changed = replace(config, **variant.changes)
+        loaded = load(changed, progress) if model is None else load_again(model, changed, progress)
         try:
-            run.mixes(loaded, variant, max(1, num_mixes * variant.part // 10))
+            model = keep_model(loaded)
+            run.mixes(loaded, variant, max(1, num_mixes * variant.percent // 100))
             if run.mismatches:
                 first = first_difference(loaded, run.prompts)
                 break
@@ -123,17 +132,33 @@ def check_batch_invariance(
     return run.found(variants, first)
 
 
+class _Tokens(NamedTuple):
+    """How many tokens answers have."""
+
+    of_few: int  # at most
+    of_preempted: int
+    prompts: tuple[int, ...]  # lengths of those that end shortly before a block does
+
+    @classmethod
+    def of(cls, resolved: ResolvedRuntime) -> "_Tokens":
+        size, room = resolved.block_size, resolved.max_model_len
+        of_preempted = min(size + 3 * BEFORE_THE_END, room // 2)
+        ends = (count * size - BEFORE_THE_END for count in BLOCKS_OF_PROMPTS)
+        fitting = tuple(end for end in ends if 0 < end <= room - of_preempted)
+        return cls(min(FEW_TOKENS, room // 2), of_preempted, fitting or (room - of_preempted,))
+
+
 def _give_back(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _random_prompts(
-    resolved: ResolvedRuntime, num_tokens: int, chance: random.Random
+    resolved: ResolvedRuntime, tokens: _Tokens, chance: random.Random
 ) -> list[tuple[int, ...]]:
-    """Of several lengths; every second one begins as the longest does, so that prefixes are found."""
-    vocab, longest = resolved.model.vocab_size, resolved.max_model_len - num_tokens
-    lengths = [length for length in LENGTHS if length <= longest] or [longest]
+    """Of several lengths, the last those to be preempted; every second one begins as the longest does."""
+    vocab, longest = resolved.model.vocab_size, resolved.max_model_len - tokens.of_few
+    lengths = [*(length for length in LENGTHS if length <= longest), *tokens.prompts]
     base = [chance.randrange(vocab) for _ in range(max(lengths))]
     return [
         tuple(base[:length] if number % 2 else (chance.randrange(vocab) for _ in range(length)))
@@ -141,21 +166,30 @@ def _random_prompts(
     ]
 
 
-def _variants(resolved: ResolvedRuntime, longest: int, num_tokens: int) -> tuple[Variant, ...]:
+def _variants(resolved: ResolvedRuntime, longest: int, tokens: _Tokens) -> tuple[Variant, ...]:
     """The caller's settings, then others that must not show."""
     config = resolved.config
     compiled = config.compile_config
     assert isinstance(compiled, CompileConfig)
     uncaptured = replace(compiled, cuda_graphs="off")
-    blocks = -(-longest // resolved.block_size)
+    chunk = max(CHUNK, longest // MOST_CHUNKS | 1)
+    blocks = -(-(max(tokens.prompts) + tokens.of_preempted) // resolved.block_size)
     enough = (blocks + blocks // 2 + 1) * len(memory.layer_groups(resolved.model))  # for one, not for two
     return (
-        Variant("as configured", {}),
+        Variant("as configured", {}, (1, tokens.of_few)),
         Variant(
-            f"prompts in chunks of {CHUNK}, nothing captured", {"prefill_chunk": CHUNK, "compile": uncaptured}
+            f"prompts in chunks of {chunk}, nothing captured",
+            {"prefill_chunk": chunk, "compile": uncaptured},
+            (1, tokens.of_few),
+            percent=10,
         ),
         Variant(
-            "too few blocks for all", {"num_kv_blocks": enough + 2}, (num_tokens, num_tokens), SIZES[-2:], 2
+            "too few blocks for all",
+            {"num_kv_blocks": enough + 2, "max_num_seqs": min(resolved.max_num_seqs, max(CROWDS))},
+            (tokens.of_preempted, tokens.of_preempted),
+            CROWDS,
+            2,
+            are_preempted=True,
         ),
     )
 
@@ -163,13 +197,12 @@ def _variants(resolved: ResolvedRuntime, longest: int, num_tokens: int) -> tuple
 class _Run:
     """Mixes of requests, and what became of them so far."""
 
-    def __init__(self, prompts: Sequence[tuple[int, ...]], num_tokens: int, chance: random.Random) -> None:
+    def __init__(self, prompts: Sequence[tuple[int, ...]], tokens: _Tokens, chance: random.Random) -> None:
         self.prompts = prompts
-        self._num_tokens = num_tokens  # of any answer, at most
+        self._tokens = tokens
         self.mismatches: list[Mismatch] = []
         self._chance = chance
         self._alone: dict[Place, Tensor] = {}
-        self._answers: dict[int, tuple[int, ...]] = {}
         self._num_mixes = self._num_requests = self._num_logits = 0
         self._num_preemptions = self._num_cached_tokens = 0
 
@@ -177,7 +210,8 @@ class _Run:
         """Run so many; before the first of all, each request alone."""
         if not self._alone:
             for prompt in range(len(self.prompts)):
-                self._run(loaded, [Asked(prompt, self._num_tokens, 0, f"alone {prompt}")], self._keep)
+                longest = self._tokens.of_preempted if prompt in self._preempted else self._tokens.of_few
+                self._run(loaded, [Asked(prompt, longest, 0, f"alone {prompt}")], self._keep)
         for _ in range(count):
             self._num_mixes += 1
             mix = self._mix(variant)
@@ -195,11 +229,17 @@ class _Run:
             first=first,
         )
 
+    @property
+    def _preempted(self) -> range:
+        """The numbers of the prompts that are made to be."""
+        return range(len(self.prompts) - len(self._tokens.prompts), len(self.prompts))
+
     def _mix(self, variant: Variant) -> list[Asked]:
         chance = self._chance
+        prompts = self._preempted if variant.are_preempted else range(len(self.prompts))
         return [
             Asked(
-                prompt=chance.randrange(len(self.prompts)),
+                prompt=chance.choice(prompts),
                 num_tokens=chance.randint(*variant.num_tokens),
                 arrival=chance.randrange(ARRIVALS),
                 salt=chance.choice(("", f"{self._num_mixes} {number}")),
@@ -247,25 +287,28 @@ class _Run:
         self._alone |= {place: rows[0] for place, rows in found.items()}
 
     def _compare(self, mix: str, found: dict[Place, list[Tensor]]) -> None:
-        for place in sorted(found):
-            for row in found[place]:
-                self._num_logits += 1
-                self._compare_row(mix, place, row)
+        """All rows at once: the host waits for the device a single time."""
+        places = [place for place in sorted(found) for _ in found[place]]
+        rows = torch.stack([row for place in sorted(found) for row in found[place]])
+        right = torch.stack([self._alone[place] for place in places])
+        differs = (_bits(rows) != _bits(right)).any(1).tolist()
+        self._num_logits += len(places)
+        for number, place in enumerate(places):
+            if differs[number] and not any(one[:2] == (mix, place[0]) for one in self._named()):
+                self._note_mismatch(mix, place, rows[number])
 
-    def _compare_row(self, mix: str, place: Place, row: Tensor) -> None:
+    def _note_mismatch(self, mix: str, place: Place, row: Tensor) -> None:
         right = self._alone[place]
         differs = _bits(row) != _bits(right)
-        if bool(differs.any()) and not any(one[:2] == (mix, place[0]) for one in self._named()):
-            off = (row.double() - right.double()).abs()[differs]
-            self.mismatches.append(
-                Mismatch(
-                    mix=mix,
-                    prompt=place[0],
-                    position=place[1],
-                    num_ids=int(differs.sum()),
-                    largest=float(off.max()),
-                )
+        self.mismatches.append(
+            Mismatch(
+                mix=mix,
+                prompt=place[0],
+                position=place[1],
+                num_ids=int(differs.sum()),
+                largest=float((row.double() - right.double()).abs()[differs].max()),
             )
+        )
 
     def _named(self) -> list[tuple[str, int]]:
         return [(one.mix, one.prompt) for one in self.mismatches]

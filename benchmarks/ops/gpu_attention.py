@@ -1,6 +1,7 @@
 """lamina::paged_attention on one GPU, in CUDA graphs, beside FlashAttention, SDPA and the naive way.
 
-With --kv-cache-dtype fp8 keys and values lie in FP8, and bytes are counted so.
+With --kv-cache-dtype fp8 keys and values lie in FP8, and bytes are counted so. "one split" and "fixed splits"
+are the two ways of batch invariance.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.registry import select
-from lamina.custom_ops.paged_attention import _cuda
+from lamina.custom_ops.paged_attention import _cuda, _fixed_splits
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_attention.json"
 DEVICE = torch.device("cuda")
@@ -118,6 +119,22 @@ def ours(provider: str) -> Contender:
     return prepare
 
 
+def batch_invariant(*, by_fixed_splits: bool) -> Contender:
+    """Our kernels whose rows have the same bits in any batch."""
+
+    def prepare(inputs: Inputs) -> Callable[[], Any]:
+        dtype = inputs.arguments[1].dtype
+        call = select("paged_attention", device=DEVICE, dtype=dtype, provider="cuda").call
+
+        def attend() -> None:
+            _fixed_splits.ENABLED = by_fixed_splits
+            call(*inputs.arguments, 1.0, 1.0, True)
+
+        return attend
+
+    return prepare
+
+
 def sdpa(inputs: Inputs) -> Callable[[], Any]:
     """torch's attention over keys and values that lie dense already, which serving never has."""
     shape = inputs.shape
@@ -147,6 +164,8 @@ def naive(inputs: Inputs) -> Callable[[], Any]:
 
 CONTENDERS: dict[str, Contender] = {
     "cuda": ours("cuda"),
+    "one split": batch_invariant(by_fixed_splits=False),
+    "fixed splits": batch_invariant(by_fixed_splits=True),
     "triton": ours("triton"),
     "flash_attn": ours("flash_attn"),
     "SDPA, dense": sdpa,

@@ -228,6 +228,11 @@ def _load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None)
     if config.parallel.has_processes and current_group().size == 1:
         return load_over_processes(resolved, progress, watch, read_vocabulary)
     worker, vocabulary = load_worker(resolved, progress, watch)
+    return engine_over(worker, vocabulary, watch)
+
+
+def engine_over(worker: LoadedWorker, vocabulary: Vocabulary, watch: Stopwatch) -> LoadedRuntime:
+    """The runtime that serves with a worker in this process."""
     return build_engine(
         worker.resolved,
         UniprocExecutor(worker.runner, facts_of(worker, partial(note_use, worker.resolved))),

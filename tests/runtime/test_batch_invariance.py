@@ -55,7 +55,8 @@ def test_without_the_mode_they_are_not_and_the_first_call_is_named(tiny_folder):
     config = config_of(tiny_folder, dtype="float32", compile=CompileConfig(verify=False))
     found = check_batch_invariance(config, [], 5, say_nothing)
     assert not found.is_right
-    assert {one.prompt for one in found.mismatches} <= set(range(len(LENGTHS) + 3))
+    num_prompts = 3 + len(LENGTHS) + len(batch_invariance.BLOCKS_OF_PROMPTS)  # 3: those of verify
+    assert {one.prompt for one in found.mismatches} <= set(range(num_prompts))
     assert all(one.num_ids and one.largest > 0 for one in found.mismatches)
     assert found.first is not None
     assert re.match(r"the first piece, result \d+, of prompt \d+ ", found.first)
