@@ -51,6 +51,9 @@ def main() -> None:
     rows = [*BUCKETS, *MANY]
     parser.add_argument("--rows", nargs="+", type=int, default=rows, choices=rows)
     parser.add_argument("--shape", nargs=2, type=int, action="append", default=[], metavar=("N", "K"))
+    parser.add_argument(
+        "--only", action="store_true", help="the shapes of --shape alone, without a gate behind"
+    )
     options = parser.parse_args()
     plain.check_capability("linear")
     sites = [site for site in _sites(options) if site.num_tokens in options.rows]
@@ -71,6 +74,8 @@ def _sites(options: argparse.Namespace) -> list[Site]:
             for shape in (*shapes, *options.shape)
         ]
         return list(dict.fromkeys(site for sites in every for site in sites))
+    if options.only:
+        return [site for shape in options.shape for site in sites_of("linear", *shape)]
     sites = dict.fromkeys(site for _, site in shipped() if site.weights == "dense")
     for n, k in options.shape:
         sites |= dict.fromkeys(replace(site, n=n, k=k) for site in list(sites))
