@@ -197,9 +197,13 @@ def test_a_fault_in_it_is_caught(fault, monkeypatch):
 @pytest.fixture(scope="module")
 def pieces(tiny_folder, tmp_path_factory):
     """Those of the plan of steps with adapters, by their place."""
-    settings = RuntimeConfig(model=tiny_folder, dtype="bfloat16", lora="4:8", num_kv_blocks=64, block_size=8)
-    program = resolve_runtime(settings, say_nothing).adapted().program()
-    return pieces_of(program, tmp_path_factory.mktemp("inductor"))
+    return adapted_pieces(tiny_folder, tmp_path_factory.mktemp("inductor"))
+
+
+def adapted_pieces(model, folder, **more):
+    given = {"dtype": "bfloat16", "lora": "4:8", "num_kv_blocks": 64, "block_size": 8, **more}
+    program = resolve_runtime(RuntimeConfig(model=model, **given), say_nothing).adapted().program()
+    return pieces_of(program, folder)
 
 
 def lamina_ops(graph):
@@ -221,6 +225,16 @@ def test_a_layer_with_adapters_is_seven_calls_on_a_gpu_and_no_generated_code(pie
         found = lamina_ops(on_a_gpu)
         assert found[: len(calls)] == calls
         assert all("loads its weights" in text for text in report.skipped)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "gemm"), [("fp8", "linear_w8a8"), ("w4a16", "linear_w4a16"), ("int8", "linear_int8")]
+)
+def test_quantized_projections_are_joined_with_the_same(quantization, gemm, tiny_folder, tmp_path):
+    _, middle, _ = adapted_pieces(tiny_folder, tmp_path, quantization=quantization)
+    found = lamina_ops(pipeline.rewrite(middle, pipelines.PIPELINE[:-1]).graph)
+    joined = ("lora_add_rms_norm", "lora_silu_and_mul", "lora_add_rms_norm", "lora")
+    assert found[: 2 * len(joined)] == [op for each in joined for op in (gemm, each)]
 
 
 def test_a_norm_or_gate_ahead_of_adapters_keeps_its_kernel_where_those_have_one(pieces):
