@@ -3,8 +3,8 @@
 A runtime for each concurrency, which computes no more than that at once. A concurrency of 1 is streamed, one
 request after another, for its time to the first token, by a runtime like the server's, which computes up to
 --max-num-seqs; others are one call of generate().
---http: a server with the same settings is asked, too, by turns with the runtime, and each has half of the
-memory. Of a concurrency of 1 it prints what HTTP adds to the time to the first token, and where: until the
+--http: a server with the same settings is asked, too, by turns with the runtime, which has half of the memory
+then. Of a concurrency of 1 it prints what HTTP adds to the time to the first token, and where: until the
 engine has the request, in the engine, and the rest, which is the way back and the client.
 """
 
@@ -36,7 +36,8 @@ def main() -> None:
     for concurrency in options.concurrency:
         settings = _settings(options, concurrency)
         server = _served(options.folder, settings) if options.http else nullcontext()
-        with _open(options.folder, settings) as runtime, server as base_url:
+        own = {"memory_fraction": options.memory_fraction / 2} if options.http else {}
+        with Runtime.from_pretrained(options.folder, **settings | own) as runtime, server as base_url:
             for row in _measured(options, concurrency, runtime, base_url):
                 rows.append(row)
                 if options.output:
@@ -64,13 +65,9 @@ def _settings(options: argparse.Namespace, concurrency: int) -> dict[str, Any]:
         "device": options.device,
         "max_num_seqs": options.max_num_seqs if concurrency == 1 else concurrency,
         "max_model_len": options.max_model_len,
-        "memory_fraction": options.memory_fraction / (2 if options.http else 1),
+        "memory_fraction": options.memory_fraction,
         "cache_dir": options.cache_dir,
     }
-
-
-def _open(folder: Path, settings: dict[str, Any]) -> Runtime:
-    return Runtime.from_pretrained(folder, **settings)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import suppress
 HEARTBEAT_SECONDS = 0.5  # between two that a core sends: it lives
 LENGTH = struct.Struct("<Q")  # of a frame, before it
 MOST_READ = 1 << 16  # bytes at once
-NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # where the other end has gone
+AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)  # no signal where nobody is there
 
 
 class CoreSocket:
@@ -22,8 +22,9 @@ class CoreSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         """connection: of a stream, which is this object's own from now on."""
-        connection.setblocking(False)
+        connection.setblocking(True)  # to wait for a frame takes one call then
         self._connection = connection
+        self._room = memoryview(bytearray(MOST_READ))
         self._received = bytearray()  # and not taken
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connection, select.POLLIN)
@@ -51,8 +52,7 @@ class CoreSocket:
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while (frame := self._take_whole()) is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._readable.poll(None if left is None else 1000 * left):
+            if deadline is not None and not self._readable.poll(1000 * max(0.0, deadline - time.monotonic())):
                 break
             self._receive_some()
         return frame
@@ -90,19 +90,17 @@ class CoreSocket:
 
     def _receive_some(self) -> None:
         try:
-            data = self._connection.recv(MOST_READ)
-        except BlockingIOError:
-            return
+            num_bytes = self._connection.recv_into(self._room)
         except ConnectionError:  # it went without reading all
-            data = b""
-        if not data:
+            num_bytes = 0
+        if not num_bytes:
             raise EOFError("the other end of the socket is closed")
-        self._received += data
+        self._received += self._room[:num_bytes]
 
     def _send_some(self) -> bool:
         """Sends what goes at once; returns whether nothing is left, or nobody is there to take it."""
         try:
-            del self._unsent[: self._connection.send(self._unsent, NO_SIGNAL)]
+            del self._unsent[: self._connection.send(self._unsent, AT_ONCE)]
         except BlockingIOError:
             return False
         except OSError:
