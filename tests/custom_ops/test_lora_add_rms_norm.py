@@ -49,5 +49,5 @@ def test_what_does_not_fit_is_refused() -> None:
         lora_add_rms_norm(*given, residual[1:], weight, eps)
     with pytest.raises(ShapeError, match="lora_add_rms_norm: weight is"):
         lora_add_rms_norm(*given, residual, weight[1:], eps)
-    with pytest.raises(ShapeError, match="lora_add_rms_norm: x is torch.float64"):
+    with pytest.raises(ShapeError, match=r"lora_add_rms_norm: x is torch\.float64"):
         lora_add_rms_norm(given[0], given[1].double(), *given[2:], residual, weight, eps)
