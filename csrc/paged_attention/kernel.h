@@ -203,6 +203,8 @@ class Worker {
   template <typename Right>
   void multiply_by(Right right, int rows, int from, int to, float* out) {
     const int vectors = padded_dim_ / kLanes;
+    if (rows > kMaxRowsInParts)
+      return gemm<true>(rows, vectors, to - from, scores_ + from, kTileKeys, right, out, padded_dim_);
     for (int count; from < to; from += count, right = right.from(count)) {
       count = std::min(KvPrefetch<T>::kValueKeys, to - from);
       for (int v = 0; v < vectors; v += 4) {

@@ -87,7 +87,7 @@ class Scores {
     constexpr int in_lane = kByPairs ? 2 : 1;
     const int depth = (dim_ + in_lane - 1) / in_lane;
     for (int first = 0, some; first < depth; first += some) {
-      some = std::min(depth - first, KvPrefetch<T>::kScoreDims / in_lane);
+      some = rows > kMaxRowsInParts ? depth : std::min(depth - first, KvPrefetch<T>::kScoreDims / in_lane);
       prefetch.step_score(rows);
       const Keys right(keys_ + first * kTileKeys, kTileKeys);
       if (first == 0)
