@@ -30,7 +30,9 @@ from lamina.common.errors import KernelLaunchError
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops.linear import autotune, choices
 from lamina.custom_ops.linear.choices import Entry, GemmConfig, Kind, Site
+from lamina.custom_ops.linear_w4a16 import configs as four_bits
 from lamina.custom_ops.linear_w4a16.configs import general, site_of
+from lamina.custom_ops.paged_attention import _plan
 from lamina.models.registry import AttentionSpec
 from lamina.runtime.worker.attention import PagedAttention, allocate_caches, select_backend
 
@@ -92,7 +94,20 @@ def tune(layers: "Layers", results: Measurements, ends: float, finalists: int) -
         layers.capture()
         taken[name] = layers.microseconds(9)
         adopt({site: settled[site] for site in change})
+    taken |= by_splits(layers)
     print(title, {name: round(microseconds, 2) for name, microseconds in taken.items()}, flush=True)
+    return taken
+
+
+def by_splits(layers: "Layers") -> dict[str, float]:
+    """Microseconds a layer where decode attention has no splits of fewer keys."""
+    taken, shipped = {}, _plan.MIN_SPLIT_KEYS
+    for keys in (64, 256, 512):
+        _plan.MIN_SPLIT_KEYS = (keys, keys, *shipped[2:])
+        layers.attend_anew()
+        taken[f"splits of {keys} keys"] = layers.microseconds(9)
+    _plan.MIN_SPLIT_KEYS = shipped
+    layers.attend_anew()
     return taken
 
 
@@ -102,6 +117,8 @@ def settle(layers: "Layers", site: Site, results: Measurements, finalists: int) 
     served = choices.choose(site, layers.device_name).kernel
     assert served is None or isinstance(served, GemmConfig)
     tried = autotune.candidates_of(site, choices.processors_of(DEVICE))
+    if layers.is_behind_attention(site):
+        tried += tuple(one._replace(clusters=one.clusters | paced_by(site)) for one in tried)
     quick = race(layers, site, (served, None, *tried), repeats=1)
     best = sorted(quick, key=lambda kernel: quick[kernel])[:finalists]
     final = race(layers, site, (served, None, *best), repeats=7)
@@ -116,6 +133,13 @@ def settle(layers: "Layers", site: Site, results: Measurements, finalists: int) 
     seconds = time.perf_counter() - started
     print(f"  {site}: of {len(quick)} in {seconds:.1f} s, served {said(served)}: {times}", flush=True)
     return winner
+
+
+def paced_by(site: Site) -> int:
+    """What a configuration's clusters have more where its kernel loads the first weights at a pace."""
+    if not site.is_in_bytes:
+        return four_bits.PACED
+    return choices.PACED if site.kind == "quantizing" else 0
 
 
 def race(layers: "Layers", site: Site, kernels: Iterable[Kernel], repeats: int) -> dict[Kernel, float]:
@@ -138,9 +162,12 @@ def without(settled: dict[Site, Kernel]) -> dict[str, dict[Site, Kernel]]:
     for kind in ("quantizing", "gated"):
         sites = {site: None for site, kernel in settled.items() if site.kind == kind and site.is_in_bytes}
         found |= {f"without {kind}": sites} if any(settled[site] for site in sites) else {}
+    paced = {s: k for s, k in settled.items() if k and paced_by(s) and k.clusters & paced_by(s)}
+    found |= {"without pace": {s: k._replace(clusters=k.clusters ^ paced_by(s)) for s, k in paced.items()}}
     plain = {site: general(k) for site, k in settled.items() if k and not site.is_in_bytes}
     changed = {site: kernel for site, kernel in plain.items() if kernel != settled[site]}
-    return found | ({"without kernels of plain groups": changed} if changed else {})  # type: ignore[dict-item]
+    found["without kernels of plain groups"] = changed  # type: ignore[assignment]
+    return {name: change for name, change in found.items() if change}
 
 
 def adopt(kernels: dict[Site, Kernel]) -> None:
@@ -213,6 +240,10 @@ class Layers:
         attention.begin(view(self.rows, CONTEXT, 16384))
         return attention
 
+    def is_behind_attention(self, site: Site) -> bool:
+        """Whether the site is the projection of what attention makes."""
+        return (site.n, site.k) == self._sizes()["o"]
+
     def sites(self) -> Iterator[Site]:
         """The sites of the layers' GEMMs for as many rows."""
         bucket, sizes = choices.bucket_of(self.rows), self._sizes()
@@ -223,6 +254,12 @@ class Layers:
                 yield site_of(kind, bucket, n, k, DTYPE, GROUP)
             elif kind != "quantizing" or bucket <= choices.QUANTIZING_ROWS:
                 yield Site(kind=kind, num_tokens=bucket, n=n, k=k, weights="fp8")
+
+    def attend_anew(self) -> None:
+        """Capture the layers with attention as it is planned now."""
+        _plan.plan.cache_clear()
+        self.attention = self._attention()
+        self.capture()
 
     def capture(self) -> None:
         """Capture the layers by the kernels that are chosen now."""

@@ -62,6 +62,28 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+// Whether the phase of this parity has ended.
+__device__ __forceinline__ bool has_ended(uint32_t barrier, uint32_t parity) {
+  uint32_t result;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(result)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return result != 0;
+}
+
+// Clocks of the multiprocessor, modulo 2^32.
+__device__ __forceinline__ uint32_t clocks() {
+  uint32_t result;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(result)::"memory");
+  return result;
+}
+
 // Four floats of this block's shared memory.
 __device__ __forceinline__ float4 load_four(uint32_t offset) {
   float4 four;

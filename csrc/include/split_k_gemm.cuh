@@ -43,6 +43,20 @@ __device__ __forceinline__ void load_x_tiles(const CUtensorMap* x, const SplitKT
   }
 }
 
+constexpr uint32_t kPacedClocks = 8192;  // about as long as attention of few tokens takes
+
+// Before the load of a step that is one of the first `stages`: waits, so that these are spread over kPacedClocks since
+// `begin`, and the kernel ahead does not find all of memory busy with them. No longer than until the block has read its
+// first stage, whose barrier is the first of `empty`: from then on nothing is ahead.
+__device__ __forceinline__ void pace_loads(int step, const SplitKTile& work, uint32_t empty, int stages,
+                                           uint32_t begin) {
+  const int number = step - work.begin;
+  if (number >= stages) return;
+  const uint32_t due = kPacedClocks / static_cast<uint32_t>(stages) * static_cast<uint32_t>(number);
+  while (clocks() - begin < due && !has_ended(empty, 0)) {
+  }
+}
+
 // The producer warp: load_weight(step, stage) as stages get free, and behind it load_x(step, stage), as soon as the
 // kernel that makes x has ended.
 template <typename LoadWeight, typename LoadX>

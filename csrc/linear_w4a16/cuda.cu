@@ -34,6 +34,7 @@ int linear_w4a16(const LinearW4A16Arguments* a) {
     p.weight = static_cast<const uint8_t*>(a->weight);
     p.scale = static_cast<const T*>(a->scale), p.zero = static_cast<const T*>(a->zero);
     p.groups = lamina::narrow(a->groups), p.group_shift = lamina::narrow(a->group_shift);
+    p.paces = (a->config.clusters & lamina::kPaces) != 0;
     if (a->x == nullptr) return lamina::write_out<kBits>(p, p.out, a->stream);
     return a->gated ? lamina::linear_w4a16<kBits, true>(p, a->x, a->x_stride, a->config, a->stream)
                     : lamina::linear_w4a16<kBits, false>(p, a->x, a->x_stride, a->config, a->stream);

@@ -53,7 +53,9 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
   constexpr int kWarpgroups = S::kBlockRows / kRows;
   const uint64_t once = evict_first(), often = evict_last();
   const int k_tiles = p.k / kNibbleColumns, parts = p.zero == nullptr ? 1 : 2;
+  const uint32_t begin = clocks();
   const auto load_weight = [&](int step, int stage) {
+    if (p.paces) pace_loads(step, work, at.empty, at.stages, begin);
     const int tile = step * S::kTiles, tiles = min(S::kTiles, k_tiles - tile);
     const int group = find_group<S>(tile * kNibbleColumns, p),
               last = find_group<S>((tile + tiles) * kNibbleColumns - 1, p);

@@ -36,6 +36,7 @@ int write_out(const LinearW4A16<T>& p, T* out, cudaStream_t stream) {
 // What a configuration's clusters say here, where no kernel is persistent: a sum of these.
 constexpr int kByWarps = 1;  // products by mma.sync
 constexpr int kPlain = 2;    // by the kernel for groups of 128 columns without zero points
+constexpr int kPaces = 4;    // the first weights are loaded at a pace
 
 // Calls launch(shape) for the wanted one of the shapes that are compiled. Four warpgroups are of use where the tiles of
 // x weigh as much as theirs.
@@ -63,7 +64,7 @@ int with_nibble_shape(const GemmConfig& config, const Launch& launch) {
 template <int kBits, bool kGated, typename T>
 int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const GemmConfig& config,
                  cudaStream_t stream) {
-  if (!is_even(config) || config.clusters > kByWarps + kPlain) return cudaErrorInvalidValue;
+  if (!is_even(config) || config.clusters > kByWarps + kPlain + kPaces) return cudaErrorInvalidValue;
   const auto launch = [&](auto shape) { return launch_nibble_gemm<decltype(shape), kGated>(p, x, x_stride, stream); };
   if ((config.clusters & kPlain) == 0)
     return with_nibble_shape<kBits, kGated, Groups::kAny, 8, 16, 32, 64, 128>(config, launch);

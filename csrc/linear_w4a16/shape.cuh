@@ -18,6 +18,7 @@ struct LinearW4A16 : Linear<T> {
   const T* zero;            // the same, or null
   int groups, group_shift;  // a group is kLeastGroup << group_shift columns
   int scale_bytes;          // of one stage and warpgroup, without zero points
+  bool paces;               // whether the first weights are loaded at a pace, for the sake of the kernel ahead
 };
 
 // How a lane gets scales: any groups, with zero points or without; or of groups of 128 columns without zero points,

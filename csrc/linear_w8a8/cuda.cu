@@ -32,6 +32,7 @@ int linear_w8a8(const LinearW8A8Arguments* a) {
     p.bias = static_cast<const T*>(a->bias), p.out = static_cast<T*>(a->out);
     p.tokens = lamina::narrow(a->tokens), p.n = lamina::narrow(a->n), p.k = lamina::narrow(a->k);
     p.split_k = lamina::narrow(a->config.split_k), p.stages = lamina::narrow(a->config.stages);
+    p.paces = (a->config.clusters & lamina::kPaces) != 0;
     return lamina::quantizing_linear(p, a->weight, a->config, a->stream);
   });
 #else

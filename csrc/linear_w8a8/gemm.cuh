@@ -11,6 +11,7 @@ template <typename In, typename T>
 struct QuantizingLinear : Linear<In, T> {
   const T* x;  // [tokens, k], rows x_stride apart
   int64_t x_stride;
+  bool paces;  // whether the first weights are loaded at a pace, for the sake of the kernel ahead
 };
 
 // Where kShares, blocks that divide the columns of a row each read their own alone, and tell the others what their
@@ -222,12 +223,14 @@ __device__ __forceinline__ void quantize_x(const QuantizingLinear<In, T>& p, con
 // Weights alone, which no kernel of a step writes.
 template <typename S, int kWarpgroups>
 __device__ __forceinline__ void produce_weights(const CUtensorMap* weight, const SplitKTile& work,
-                                                const SharedLayout& at, int n, bool sends) {
+                                                const SharedLayout& at, int n, bool sends, bool paces) {
   if (threadIdx.x % kWarp == 0) {
     const uint64_t once = evict_first();
+    const uint32_t begin = clocks();
     int stage = 0, parity = 1;
     for (int step = work.begin; step < work.end; ++step) {
       wait_barrier(at.empty + stage * 8, parity);
+      if (paces) pace_loads(step, work, at.empty, at.stages, begin);
       arrive_expecting(at.full + stage * 8, S::kWeightBytes);
 #pragma unroll
       for (int i = 0; i < S::kTiles * kWarpgroups; ++i)
@@ -298,7 +301,7 @@ __global__ void __launch_bounds__(S::kThreads + kWarp, S::kLeastBlocks)
   if (sends) arrive_at_cluster();
   typename S::Sums sums = {};
   if (!is_consumer) {
-    produce_weights<S, kWarpgroups>(&weight, work, at, p.n, sends);
+    produce_weights<S, kWarpgroups>(&weight, work, at, p.n, sends, p.paces);
   } else {
     if (sends && S::kSharesPeaks) wait_for_cluster();  // peers have the barrier that peaks count on
     quantize_x<S>(p, work, places);

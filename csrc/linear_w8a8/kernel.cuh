@@ -32,17 +32,19 @@ int launch_quantizing_gemm(QuantizingLinear<In, T> p, const void* weight_data, c
                              S::bytes(p.stages, tiles), stream, weight, p);
 }
 
-constexpr int64_t kSharesPeaks = 1;  // what a configuration's clusters say here, where no kernel is persistent
+// What a configuration's clusters say here, where no kernel is persistent: a sum of these.
+constexpr int64_t kSharesPeaks = 1, kPaces = 2;
 
 // cudaErrorInvalidValue for a config that is not compiled, or too many columns a rank.
 template <typename In, typename T>
 int quantizing_linear(const QuantizingLinear<In, T>& p, const void* weight, const GemmConfig& config,
                       cudaStream_t stream) {
-  const bool can_share = config.split_k > 1 && p.groups == 0;
-  if (config.multicast != 1 || config.clusters > (can_share ? kSharesPeaks : 0)) return cudaErrorInvalidValue;
+  const bool can_share = config.split_k > 1 && p.groups == 0, shares = config.clusters & kSharesPeaks;
+  if (config.multicast != 1 || config.clusters > kSharesPeaks + kPaces || shares > can_share)
+    return cudaErrorInvalidValue;
   return with_gemm_config<false, 0, 8>(config, [&](auto warpgroups, auto) {
-    return config.clusters == kSharesPeaks ? launch_quantizing_gemm<warpgroups.value, true>(p, weight, stream)
-                                           : launch_quantizing_gemm<warpgroups.value, false>(p, weight, stream);
+    return shares ? launch_quantizing_gemm<warpgroups.value, true>(p, weight, stream)
+                  : launch_quantizing_gemm<warpgroups.value, false>(p, weight, stream);
   });
 }
 

@@ -25,7 +25,7 @@ Kind = Literal["linear", "quantizing", "gated"]
 BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
 
 QUANTIZING_ROWS, GATED_ROWS = 8, 64  # at most, of weights in one byte, where a kernel does both
-SHARES_PEAKS = 1  # clusters of a config that quantizes: blocks that divide a row find its peak together
+SHARES_PEAKS, PACED = 1, 2  # clusters of a config that quantizes, a sum; kernel.cuh of linear_w8a8 has both
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the limit of the tensor cores
 # Rows beyond, of weights in one byte: there it does not; and of prompts where the gate is part of the GEMM.
 MANY = (512, 2048, 8192)  # above, the last one's choice holds

@@ -38,9 +38,10 @@ WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # 
 # The same of mma.sync. A WGMMA takes 32 clocks for its operand in registers, however few rows x has: at a few
 # rows that is more than memory takes.
 BY_WARPS = {1: (8, 16, 32), 2: (8, 16, 32), 4: ()}
-# What a configuration's clusters say here, a sum: products by mma.sync, and the kernel compiled for groups of
-# 128 columns without zero points, a fifth of the instructions shorter. Its results are the same to the bit.
-MMA, PLAIN = 1, 2
+# What a configuration's clusters say here, a sum: products by mma.sync; the kernel compiled for groups of 128
+# columns without zero points, a fifth of the instructions shorter; first weights loaded at a pace, for the
+# sake of attention ahead. With either of the last two results are the same to the bit.
+MMA, PLAIN, PACED = 1, 2, 4
 PLAIN_GROUP, PLAIN_TOKENS = 128, {0: (32,), MMA: (8, 16, 32)}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.custom_ops.linear_w4a16 import layout
-from lamina.custom_ops.linear_w4a16.configs import MMA, PLAIN, WARPGROUPS, group_shift, shared_bytes
+from lamina.custom_ops.linear_w4a16.configs import MMA, PACED, PLAIN, WARPGROUPS, group_shift, shared_bytes
 from lamina.custom_ops.linear_w4a16.op import num_groups
 from lamina.custom_ops.linear_w4a16.reference import dequantize
 from lamina.custom_ops.silu_and_mul import reference as gate
@@ -61,6 +61,7 @@ class Case(NamedTuple):
     by_warps: bool = False
     bits: int = 4
     plain: bool = False
+    paces: bool = False
 
 
 CASES = [
@@ -113,7 +114,7 @@ def launched(kernel: ctypes.CDLL, case: Case, parts: list[Tensor | None], x: Ten
     assert shift is not None
     shape = case.num_rows, case.n, case.k, x.stride(0), num_groups(case.k, case.group), shift
     config = case.warpgroups, case.tokens, case.multicast, case.split_k, case.stages
-    rest = case.gated, seed, MMA * case.by_warps + PLAIN * case.plain, case.bits
+    rest = case.gated, seed, MMA * case.by_warps + PLAIN * case.plain + PACED * case.paces, case.bits
     assert kernel.run(struct.pack("21q", *pointers, *shape, *config, *rest)) == b""
     return out
 
@@ -158,7 +159,8 @@ def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(kernel: ctypes
     for seed in range(2):
         x, parts, *_ = operands(case, seed)
         wanted = launched(kernel, case, parts, x, seed)
-        assert torch.equal(launched(kernel, case._replace(plain=True), parts, x, seed + 1), wanted)
+        other = case._replace(plain=True, paces=bool(seed))
+        assert torch.equal(launched(kernel, other, parts, x, seed + 1), wanted)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -36,6 +36,7 @@ class Case(NamedTuple):
     split_k: int = 1
     stages: int = 2
     shares_peaks: bool = False  # which blocks that divide columns find of their own
+    paces: bool = False  # the first weights are loaded at a pace
 
 
 CASES = [
@@ -43,7 +44,7 @@ CASES = [
     Case(1, 64, 128),
     Case(8, 64, 16),
     Case(5, 136, 400, warpgroups=2),
-    Case(3, 200, 1808, stages=3),
+    Case(3, 200, 1808, stages=3, paces=True),
     # sums that are sent; blocks without a column
     Case(8, 128, 1040, warpgroups=2, split_k=2),
     Case(2, 72, 640, split_k=4),
@@ -52,7 +53,7 @@ CASES = [
     # of more columns than a block loads at once, and of less
     Case(8, 128, 1040, warpgroups=2, split_k=2, shares_peaks=True),
     Case(1, 72, 3600, split_k=2, stages=3, shares_peaks=True),
-    Case(3, 72, 640, split_k=4, shares_peaks=True),
+    Case(3, 72, 640, split_k=4, shares_peaks=True, paces=True),
     Case(7, 128, 272, warpgroups=2, split_k=8, shares_peaks=True),
     Case(11, 64, 4112, split_k=8, shares_peaks=True),
 ]
@@ -73,9 +74,10 @@ def test_rows_are_quantized_as_by_the_formula_in_whatever_order_threads_run(
     out = torch.full((case.num_rows, case.n), torch.nan).bfloat16()
     pointers = [tensor.data_ptr() for tensor in (x, weight, scale, bias, out)]
     groups = scale.shape[1] if grouped else 0
-    blocks = case.warpgroups, case.split_k, case.stages, dtype == torch.int8, case.n, case.shares_peaks
+    blocks = case.warpgroups, case.split_k, case.stages, dtype == torch.int8, case.n
+    blocks = *blocks, case.shares_peaks, case.paces
     numbers = case.num_rows, case.n, case.k, x.stride(0), groups, *blocks
-    assert kernel.run(struct.pack("16q", *pointers, *numbers)) == b""
+    assert kernel.run(struct.pack("17q", *pointers, *numbers)) == b""
     operands = *quantize_rows(x, 128 if grouped else 0, dtype), weight, scale
     exact = scaled_linear(*operands, bias.double(), torch.float64)
     sizes = [quantized.absolute(part) for part in operands]
@@ -91,8 +93,8 @@ def test_a_row_of_zeros_and_one_that_is_no_number_leave_the_others_alone(
     x, out = torch.randn(4, 512).bfloat16(), torch.empty(4, 64).bfloat16()
     x[1], x[2, 7] = 0, torch.nan
     pointers = [tensor.data_ptr() for tensor in (x, weight, scale)]
-    numbers = 4, 64, 512, 512, 0, 1, split_k, 2, dtype == INT8, 0, shares_peaks
-    assert kernel.run(struct.pack("16q", *pointers, 0, out.data_ptr(), *numbers)) == b""
+    numbers = 4, 64, 512, 512, 0, 1, split_k, 2, dtype == INT8, 0, shares_peaks, 0
+    assert kernel.run(struct.pack("17q", *pointers, 0, out.data_ptr(), *numbers)) == b""
     assert out[1].eq(0).all()
     assert out[2].isnan().all()
     right = scaled_linear(*quantize_rows(x[::3], 0, dtype), weight, scale, None, torch.float32)

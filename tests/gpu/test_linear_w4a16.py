@@ -12,7 +12,7 @@ from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.linear._cuda import HOPPER
 from lamina.custom_ops.linear.choices import MAX_SHARED, GemmConfig
 from lamina.custom_ops.linear_w4a16 import _cuda, layout
-from lamina.custom_ops.linear_w4a16.configs import MMA, PLAIN, WARPGROUPS, most_stages, num_steps
+from lamina.custom_ops.linear_w4a16.configs import MMA, PACED, PLAIN, WARPGROUPS, most_stages, num_steps
 from lamina.custom_ops.linear_w4a16.op import num_groups
 from lamina.custom_ops.linear_w4a16.reference import dequantize
 from lamina.custom_ops.silu_and_mul import reference as gate
@@ -165,7 +165,7 @@ def test_products_by_warps(config: tuple[int, int, int, int], bits: int) -> None
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(dtype: torch.dtype) -> None:
-    """And with zero points, of which no site tells, the other is taken."""
+    """And with zero points, of which no site tells, the other is taken; at a pace all the same."""
     by_wgmma = [(groups, 32, *cluster, 0) for groups in (1, 2, 4) for cluster in SHAPES[32]]
     for warpgroups, tokens, *cluster, way in (*((*each, MMA) for each in BY_MMA), *by_wgmma):
         for (k, gated), zero in itertools.product(((1088, False), (4096, warpgroups > 1)), (False, True)):
@@ -174,6 +174,9 @@ def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(dtype: torch.d
             wanted = poisoned(lambda c=case, w=which, g=gated: _cuda.launch(*c[:6], w, gated=g))
             check(wanted, case, gated=gated)
             which = which._replace(clusters=way | PLAIN)
+            result = poisoned(lambda c=case, w=which, g=gated: _cuda.launch(*c[:6], w, gated=g))
+            assert torch.equal(result, wanted), (which, k, gated, zero)
+            which = which._replace(clusters=which.clusters | PACED)
             result = poisoned(lambda c=case, w=which, g=gated: _cuda.launch(*c[:6], w, gated=g))
             assert torch.equal(result, wanted), (which, k, gated, zero)
 

@@ -288,6 +288,14 @@ inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
 inline void wait_barrier(uint32_t barrier, uint32_t parity) {
   while (static_cast<uint32_t>(host::block().barriers[barrier].phase & 1) == parity) host::yield();
 }
+inline bool has_ended(uint32_t barrier, uint32_t parity) {
+  return static_cast<uint32_t>(host::block().barriers[barrier].phase & 1) != parity;
+}
+inline uint32_t clocks() {
+  static uint32_t count = 0;
+  host::yield(), ++host::news;
+  return count += 16;
+}
 inline void arrive_threads(int barrier, int threads) {
   host::Named& own = host::block().named[barrier];
   host::check(own.num_there < threads, "more threads come to a named barrier than it is for");

@@ -28,6 +28,7 @@ void run_all(const Arguments& a) {
   p.multicast = static_cast<int>(a.multicast), p.split_k = static_cast<int>(a.split_k);
   p.stages = static_cast<int>(a.stages), p.groups = static_cast<int>(a.groups);
   p.group_shift = static_cast<int>(a.group_shift), p.scale_bytes = S::scale_bytes(p.group_shift);
+  p.paces = (a.clusters & 4) != 0;
   const int sections = (min(p.tokens, kTokens) + 8 * p.multicast - 1) / (8 * p.multicast);
   p.box_rows = 8 * sections;
   const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {64, p.box_rows, 1, 1}};

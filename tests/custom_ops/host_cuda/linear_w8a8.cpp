@@ -13,7 +13,7 @@ struct Arguments {
   const float* scale;
   const Bf16* bias;
   Bf16* out;
-  int64_t tokens, n, k, x_stride, groups, warpgroups, split_k, stages, is_whole, seed, shares_peaks;
+  int64_t tokens, n, k, x_stride, groups, warpgroups, split_k, stages, is_whole, seed, shares_peaks, paces;
 };
 
 template <typename Format, int kWarpgroups, bool kShares>
@@ -24,6 +24,7 @@ void run_all(const Arguments& a) {
   p.bias = a.bias, p.out = a.out;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
   p.split_k = static_cast<int>(a.split_k), p.stages = static_cast<int>(a.stages);
+  p.paces = a.paces != 0;
   const CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {128, 64, 1, 1}, 1};
   const auto cluster = static_cast<unsigned>(p.split_k);
   gridDim.x = static_cast<unsigned>((p.n + S::kBlockRows - 1) / S::kBlockRows) * cluster;
