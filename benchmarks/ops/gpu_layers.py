@@ -6,6 +6,7 @@ Quick to start, so that kernels can be compared within a minute; what each adds 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -117,27 +118,8 @@ class Layers:
         self.x = torch.randn(batch, sizes["hidden_size"], device=DEVICE, dtype=DTYPE)
         angles = torch.rand(batch, self.head_dim // 2, device=DEVICE)
         self.angles = angles.cos(), angles.sin()
-        used = -(-options.context // BLOCK_SIZE)
-        caches = allocate_caches(
-            num_layers=len(model.layers),
-            num_blocks=batch * used + 1,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=DTYPE,
-            device=DEVICE,
-        )
-        for cache in caches:
-            for values in cache:
-                values.normal_()
-        backend = select_backend(
-            "auto", device=DEVICE, dtype=DTYPE, head_dim=self.head_dim, block_size=BLOCK_SIZE
-        )
-        if not way.rotates:
-            backend = dataclasses.replace(backend, rotating_decode=None)
-        specs = [AttentionSpec(scale=self.head_dim**-0.5)] * len(model.layers)
-        self.attention = PagedAttention(backend, caches, specs)
-        self.attention.begin(view(batch, options.context, options.max_model_len))
+        lengths = options.context, options.max_model_len
+        self.attention = attention_of(sizes, len(model.layers), batch, *lengths, rotates=way.rotates)
         self.graph = self._captured()
 
     def _captured(self) -> Any:
@@ -175,6 +157,37 @@ class Layers:
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / replays
+
+
+def attention_of(
+    sizes: dict[str, Any],
+    num_layers: int,
+    batch: int,
+    context: int,
+    max_model_len: int,
+    *,
+    rotates: bool = True,
+) -> PagedAttention:
+    """Attention of requests of one length over caches of random values."""
+    caches = allocate_caches(
+        num_layers=num_layers,
+        num_blocks=batch * -(-context // BLOCK_SIZE) + 1,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=sizes["num_key_value_heads"],
+        head_dim=sizes["head_dim"],
+        dtype=DTYPE,
+        device=DEVICE,
+    )
+    for values in itertools.chain.from_iterable(caches):
+        values.normal_()
+    backend = select_backend(
+        "auto", device=DEVICE, dtype=DTYPE, head_dim=sizes["head_dim"], block_size=BLOCK_SIZE
+    )
+    if not rotates:
+        backend = dataclasses.replace(backend, rotating_decode=None)
+    attention = PagedAttention(backend, caches, [AttentionSpec(scale=sizes["head_dim"] ** -0.5)] * num_layers)
+    attention.begin(view(batch, context, max_model_len))
+    return attention
 
 
 def view(batch: int, context: int, max_model_len: int) -> Any:

@@ -12,32 +12,43 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gpu_layers import BLOCK_SIZE, view
+from gpu_layers import attention_of
 from gpu_linear import DEVICE, DTYPE, EPS, OPS
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tune_steps import Measurements, as_entry
+from tune_steps import CLEARLY, Measurements, as_entry
 from workloads import SHAPES
 
 from lamina.common.errors import KernelLaunchError
+from lamina.custom_ops._shared.build_cuda import load_cuda_kernel
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops.linear import autotune, choices
 from lamina.custom_ops.linear.choices import Entry, GemmConfig, Kind, Site
 from lamina.custom_ops.linear_w4a16 import configs as four_bits
 from lamina.custom_ops.linear_w4a16.configs import general, site_of
 from lamina.custom_ops.paged_attention import _plan
-from lamina.models.registry import AttentionSpec
-from lamina.runtime.worker.attention import PagedAttention, allocate_caches, select_backend
+from lamina.runtime.worker.attention import PagedAttention
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_tune_layers.json"
-GROUP, CONTEXT = 128, 192
+GROUP, CONTEXT, MAX_MODEL_LEN = 128, 192, 16384
+KERNELS = (
+    *(
+        ("paged_attention", "cuda"),
+        ("paged_attention", "rotary"),
+        ("linear_w4a16", "cuda"),
+        ("linear", "cuda"),
+    ),
+    *((op, "cuda") for op in ("scaled_linear", "linear_w8a8", "mlp_w8a8", "quantize_rows", "silu_and_mul")),
+    *((op, "cuda") for op in ("add_rms_norm", "add_rms_norm_quantized", "act_and_mul_quantized")),
+)
 Kernel = GemmConfig | None
 Weight = tuple[Tensor, Tensor]  # in fewer bits, and scales
 SITES: dict[str, tuple[tuple[str, Kind], ...]] = {  # in the order in which they are settled
@@ -61,6 +72,7 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, default=RESULT.with_name("gpu_tune_layers_measured.json"))
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
+    build_kernels()
     ends, found = time.perf_counter() + options.seconds, {}
     results = Measurements(options.measured)
     for rows in options.rows:
@@ -70,6 +82,14 @@ def main() -> None:
             options.output.write_text(json.dumps(found, indent=1) + "\n")
             del layers
             torch.cuda.empty_cache()
+
+
+def build_kernels() -> None:
+    """Build what is not built yet, all at once."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda kernel: load_cuda_kernel(*kernel), KERNELS))
+    print(f"kernels in {time.perf_counter() - started:.1f} s", flush=True)
 
 
 def tune(layers: "Layers", results: Measurements, ends: float, finalists: int) -> dict[str, float]:
@@ -123,6 +143,8 @@ def settle(layers: "Layers", site: Site, results: Measurements, finalists: int) 
     best = sorted(quick, key=lambda kernel: quick[kernel])[:finalists]
     final = race(layers, site, (served, None, *best), repeats=7)
     winner = min(final, key=lambda kernel: final[kernel])
+    if final[winner] > final[served] * CLEARLY:
+        winner = served
     adopt({site: winner})
     layers.capture()
     ways = autotune.ways_of(site, DEVICE, DTYPE)
@@ -219,26 +241,7 @@ class Layers:
         }
 
     def _attention(self) -> PagedAttention:
-        s, used = self._shape, -(-CONTEXT // BLOCK_SIZE)
-        caches = allocate_caches(
-            num_layers=len(self.layers),
-            num_blocks=self.rows * used + 1,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=s.num_key_value_heads,
-            head_dim=s.head_dim,
-            dtype=DTYPE,
-            device=DEVICE,
-        )
-        for cache in caches:
-            for values in cache:
-                values.normal_()
-        backend = select_backend(
-            "auto", device=DEVICE, dtype=DTYPE, head_dim=s.head_dim, block_size=BLOCK_SIZE
-        )
-        specs = [AttentionSpec(scale=s.head_dim**-0.5)] * len(self.layers)
-        attention = PagedAttention(backend, caches, specs)
-        attention.begin(view(self.rows, CONTEXT, 16384))
-        return attention
+        return attention_of(vars(self._shape), len(self.layers), self.rows, CONTEXT, MAX_MODEL_LEN)
 
     def is_behind_attention(self, site: Site) -> bool:
         """Whether the site is the projection of what attention makes."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._shared.cuda_kernel import DEVICES, DTYPES, CudaKernel
+from .._shared.cuda_kernel import DEVICES, CudaKernel
 from .._shared.fp8 import FP8
 from .._shared.quantized import FORMATS, NARROW
 from .._shared.registry import Provider
@@ -26,7 +26,7 @@ from ..linear.choices import (
     kept_as,
     name_of,
 )
-from ..scaled_linear._cuda import EVEN, source_of
+from ..scaled_linear._cuda import EVEN, call, source_of
 from . import _composed
 
 OPS = torch.ops.lamina
@@ -35,7 +35,7 @@ OPS = torch.ops.lamina
 @functools.cache
 def find_kernel(dtype: torch.dtype) -> CudaKernel:
     """Build or load the kernel of operands in a format, once."""
-    return CudaKernel("mlp_w8a8", "19q", source_of(dtype))  # struct MlpW8A8Arguments
+    return CudaKernel("mlp_w8a8", "19q", source_of(dtype))  # struct ScaledLinearArguments
 
 
 def load() -> Callable[..., Tensor]:
@@ -78,14 +78,7 @@ def launch(
 ) -> Tensor:
     """silu_and_mul of gate and up by the kernel of this configuration; the tensors must fit."""
     out = x.new_empty((x.shape[0], weight.shape[0] // 2), dtype=dtype)
-    strides = (1, 0, 0) if scale.dim() == 1 else (*x_scale.stride(), scale.shape[1])
-    bias = None if bias is None else bias.contiguous()
-    find_kernel(x.dtype)(
-        x.device,
-        *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
-        *(x_scale.contiguous().data_ptr() if scale.dim() == 1 else x_scale.data_ptr(), scale.data_ptr()),
-        *(out.data_ptr(), x.shape[0], *weight.shape, *strides, *config, DTYPES[dtype]),
-    )
+    call(find_kernel(x.dtype), x, x_scale, weight, scale, bias, out, config)
     return out
 
 

@@ -73,15 +73,29 @@ def launch(
 ) -> Tensor:
     """The op by the kernel of this configuration; the tensors must fit."""
     out = x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype)
+    call(find_kernel(x.dtype), x, x_scale, weight, scale, bias, out, config)
+    return out
+
+
+def call(
+    kernel: CudaKernel,
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    config: GemmConfig,
+) -> None:
+    """Launch a kernel that takes struct ScaledLinearArguments; the tensors must fit."""
     strides = (1, 0, 0) if scale.dim() == 1 else (*x_scale.stride(), scale.shape[1])
     bias = None if bias is None else bias.contiguous()
-    find_kernel(x.dtype)(
+    kernel(
         x.device,
         *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
         *(x_scale.contiguous().data_ptr() if scale.dim() == 1 else x_scale.data_ptr(), scale.data_ptr()),
-        *(out.data_ptr(), x.shape[0], *weight.shape, *strides, *config, DTYPES[dtype]),
+        *(out.data_ptr(), x.shape[0], *weight.shape, *strides, *config, DTYPES[out.dtype]),
     )
-    return out
 
 
 def library(

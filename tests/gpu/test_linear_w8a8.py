@@ -1,6 +1,7 @@
 """The ops of one byte on a GPU: every configuration of the GEMM kernels, and the kernels that quantize."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -327,14 +328,19 @@ def test_a_captured_chain_replays_with_new_values(kept: torch.dtype) -> None:
             out = OPS.linear_w8a8.default(out, weight, scale)
         return out, total
 
+    check_replays(chain, x, residual)
+
+
+def check_replays(chain: Callable[[], tuple[Tensor, Tensor]], *inputs: Tensor) -> None:
+    """A captured chain gives, of every input that is drawn anew, what it gives launch by launch."""
     chain()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         results = chain()
     for _ in range(20):
-        x.normal_()
-        residual.normal_()
+        for part in inputs:
+            part.normal_()
         graph.replay()
         torch.cuda.synchronize()
         replayed = [result.clone() for result in results]

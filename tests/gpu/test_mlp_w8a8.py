@@ -15,7 +15,7 @@ from lamina.custom_ops.mlp_w8a8 import _cuda as kernel
 from lamina.custom_ops.scaled_linear import _cuda as scaled
 from lamina.custom_ops.silu_and_mul.reference import silu_and_mul
 
-from .test_linear_w8a8 import DEVICE, NARROW, OPS, check, every_format, operands, poisoned
+from .test_linear_w8a8 import DEVICE, NARROW, OPS, check, check_replays, every_format, operands, poisoned
 
 pytestmark = pytest.mark.gpu
 
@@ -121,16 +121,4 @@ def test_a_captured_chain_replays_with_new_values(shape: tuple[int, int]) -> Non
             out = OPS.linear_w8a8.default(out, square, square_scale)
         return out, total
 
-    chain()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        results = chain()
-    for _ in range(20):
-        x.normal_()
-        residual.normal_()
-        graph.replay()
-        torch.cuda.synchronize()
-        replayed = [result.clone() for result in results]
-        for one, other in zip(replayed, chain(), strict=True):
-            assert torch.equal(one, other)
+    check_replays(chain, x, residual)
