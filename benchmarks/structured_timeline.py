@@ -1,8 +1,9 @@
 """Where the time of steps with constrained rows goes: the host's parts of a step, and when the GPU waits.
 
-Answers of a full batch under torch's profiler, with every row constrained and with none. A step is launched
-before the tokens of the one before are read, so the host's parts may take as long as the forward pass;
-where they take longer the GPU is idle, and what the host does meanwhile is what it waits for.
+Answers of a full batch under torch's profiler, with every row constrained and with none. A step's forward is
+launched before the tokens of the one before are read, and its samples before the next one's forward, so the
+host's parts may take as long as the forward pass; where they take longer the GPU is idle, and what the host
+does meanwhile is what it waits for.
 """
 
 import argparse
@@ -36,10 +37,13 @@ PARTS: dict[str, tuple[type, str]] = {
     "schedule": (Scheduler, "schedule"),
     "write": (InputBatch, "write"),
     "replay": (GraphRunner, "replay_decode"),
-    "adjust": (Adjuster, "choose"),
-    "masks": (GrammarMasks, "restrict"),
+    "begin": (Adjuster, "begin"),
+    "move": (GrammarMasks, "begin"),
+    "wake": (GrammarMasks, "_start"),  # the thread that makes masks, where it does
+    "adjust": (Adjuster, "finish"),
+    "masks": (GrammarMasks, "finish"),
+    "fill": (GrammarMasks, "_fill"),  # and the wait for that thread
     "wait for tokens": (LaunchedStep, "token_ids"),
-    "fill": (GrammarMasks, "_fill"),
     "read": (LaunchedStep, "read"),
     "take in": (EngineCore, "_take_in"),
     "text": (OutputProcessor, "process"),

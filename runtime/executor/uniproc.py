@@ -7,7 +7,7 @@ from ...common.errors import ClosedError, UnsupportedError, shown
 from ..protocol.runner_output import RunnerOutput, failed_step
 from ..protocol.scheduler_output import SchedulerOutput
 from ..sampling_params import LogitsProcessor
-from ..worker.launched_step import LaunchedStep
+from ..worker.deferred_step import Step
 from ..worker.model_runner import ModelRunner
 from .executor import StepHandle
 
@@ -92,7 +92,7 @@ class _Launched:
     __slots__ = ("_step",)
     error: Exception | None = None
 
-    def __init__(self, step: LaunchedStep) -> None:
+    def __init__(self, step: Step) -> None:
         self._step = step
 
     def result(self) -> RunnerOutput:

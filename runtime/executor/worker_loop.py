@@ -11,7 +11,7 @@ from ...custom_ops._shared.ledger import Watcher, watched
 from ..protocol.core_messages import Shutdown
 from ..protocol.runner_output import RunnerOutput, failed_step
 from ..protocol.worker_messages import AddGrammar, CallDone, CallWorker, ExecuteStep, RemoveRequest, StepDone
-from ..worker.launched_step import LaunchedStep
+from ..worker.deferred_step import Step
 from ..worker.model_runner import ModelRunner
 from ..worker.stage_link import EarlierStageFailedError
 from .uniproc import call_worker
@@ -41,7 +41,7 @@ class WorkerLoop:
         steps come to. on_build: told what steps build."""
         self._runner, self._facts, self._answers = runner, facts, answers
         self._take, self._send, self._on_build = take, send, on_build
-        self._pending: deque[tuple[int, LaunchedStep]] = deque()  # that are not read
+        self._pending: deque[tuple[int, Step]] = deque()  # that are not read
         self._failure = 0  # the number of the last step that failed here
 
     def run(self) -> None:
@@ -82,11 +82,14 @@ class WorkerLoop:
             return
         try:
             launched = self._runner.execute(message.plan)
+            if not self._answers:
+                launched.launched()
         except Exception as error:
             self._fail(message.number, error)
             return
         if self._answers:
             self._pending.append((message.number, launched))
+            self._settle_oldest()
 
     def _read_oldest(self) -> None:
         number, launched = self._pending.popleft()
@@ -96,6 +99,12 @@ class WorkerLoop:
             self._fail(number, error)
         else:
             self._send(StepDone(number=number, output=output))
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        """Launch what is left of a step when the one before is read: what comes next may not come soon."""
+        if self._pending:
+            self._pending[0][1].settle()
 
     def _fail(self, number: int, error: Exception) -> None:
         if not isinstance(error, EarlierStageFailedError):

@@ -44,6 +44,7 @@ from .resolve import least_of_ranks
 from .resolved import ResolvedRuntime
 from .stage_build import stage_build
 from .stopwatch import Stopwatch
+from .threads import num_cores, usable_cpus
 from .warm_manifest import LateBuilds
 from .weight_sources import source_of
 
@@ -245,6 +246,7 @@ def _new_runner(
         host_blocks=HostBlocks([*caches, *own], slots) if slots else None,
         new_matcher=new_matcher,
         jump_forward=resolved.config.jump_forward,
+        num_mask_threads=_num_mask_threads(resolved.device),
         drafter=new_model_drafter(resolved, own) if new_model_drafter else new_drafter(resolved),
         adapted=new_adapted() if new_adapted else None,
         stage_link=stage_link,
@@ -320,3 +322,8 @@ def _scale_of(name: str, scales: Mapping[str, Tensor]) -> float:
             f"kv_cache_dtype is 'fp8', and {name} differs from head to head; wanted one a layer, or 'auto'"
         )
     return float(found.pop())
+
+
+def _num_mask_threads(device: torch.device) -> int:
+    """Cores beside the one that steps; none where the step itself has all of them."""
+    return max(1, num_cores(usable_cpus()) - 1) if device.type == "cuda" else 0

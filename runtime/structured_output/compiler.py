@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,24 +39,29 @@ class GrammarCompiler:
         self._tokenizer: Any = None
         self._special_ids: dict[str, int] = {}  # once the tokenizer is made
         self._token_bytes: TokenBytes | None = None  # once a form has unique items
-        self._compiled: dict[str, Any] = {}  # the last used at the end
-        self._lock = threading.Lock()
+        self._compiled: dict[tuple[str, int], Any] = {}  # by grammar and lexer, the last used at the end
         self._beginning = threading.Lock()  # held while the tokenizer is made
 
-    def matcher(self, grammar: str) -> Any:
-        """Returns a new matcher, at the beginning of an answer; RequestError for what cannot be enforced."""
-        return self.compiled(grammar).deep_copy()
+    def matcher(self, grammar: str, lexer: int = 0) -> Any:
+        """Returns a new matcher, at the beginning of an answer; RequestError for what cannot be enforced.
 
-    def compiled(self, grammar: str) -> Any:
+        lexer: which of a grammar's. Matchers of one have its states together behind a lock, so that what one
+        has seen is quick for all; matchers of several can make masks at the same time.
+        """
+        return self.compiled(grammar, lexer).deep_copy()
+
+    def compiled(self, grammar: str, lexer: int = 0) -> Any:
         """Returns the matcher that others are copies of, which nobody moves; errors as matcher()."""
-        with self._lock:
-            compiled = self._compiled.pop(grammar, None)
+        key = grammar, lexer
+        compiled = self._compiled.pop(
+            key, None
+        )  # each such step is atomic: an interrupt would leave a lock held
         if compiled is None:  # by several threads at once, rather than that one waits for others' grammars
             compiled = call_deep(partial(self._compile, grammar))  # it recurses by references and rules
-        with self._lock:
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > MAX_KEPT:
-                del self._compiled[next(iter(self._compiled))]
+        self._compiled[key] = compiled
+        while len(self._compiled) > MAX_KEPT:
+            with suppress(RuntimeError, StopIteration):  # where another thread has just changed them
+                self._compiled.pop(next(iter(self._compiled)), None)
         return compiled
 
     def warnings(self, grammar: str) -> list[str]:

@@ -1,8 +1,11 @@
 """Structured outputs: which tokens each constrained sample may be, as bits, by the grammar of its request."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,11 +17,14 @@ from ..protocol.scheduler_output import Constrained
 from ..structured_output.compiler import error_of
 from ..structured_output.unique_items import UniqueItemsMatcher
 from .grammar_walk import GrammarWalk
+from .mask_thread import CheaperWay, Job, MaskThread
 
 Bits = NDArray[np.int32]  # [samples, words], a bit an id: bit i % 32 of word i // 32
-NewMatcher = Callable[[str], Any]  # a grammar's llguidance matcher, at the beginning of an answer
+# (a grammar, which of its lexers) -> llguidance's matcher, at the beginning of an answer
+NewMatcher = Callable[[str, int], Any]
 # (a constrained sample, so many of its newest tokens) -> them, which may have to arrive from the device
 NewestTokens = Callable[[Constrained, int], Sequence[int]]
+Limits = Mapping[int, NDArray[np.int32]]  # bits [words] of the ids that a sample may be by its parameters
 
 
 class Failure(NamedTuple):
@@ -28,10 +34,14 @@ class Failure(NamedTuple):
     error: LaminaError
 
 
-SLOW = 50e-6  # seconds of a mask that may be worth a thread: most take a tenth of it, long strings more
-NUM_THREADS = 8
-WORTH_THREADS = 1e-3  # seconds of slow masks, since threads that sleep take long to be woken
+WORTH_A_THREAD = 300e-6  # seconds of masks: a thread that sleeps takes a tenth of a millisecond to be woken
+MAX_LEXERS = 4  # of a grammar, each with its own lock, so that as many threads can compute masks of it
+ROWS_OF_A_LEXER = 16  # requests that are live at once before another lexer is compiled
 BITS = 1 << np.arange(32, dtype=np.uint32)
+NO_LIMITS: Limits = {}
+Walk = Future[GrammarWalk] | GrammarWalk  # a future until it is asked for
+Held = tuple[Constrained, Walk | None]  # None: its request is gone
+Standing = tuple[Constrained, GrammarWalk]
 
 
 def no_newest_tokens(one: Constrained, count: int) -> Sequence[int]:
@@ -39,47 +49,71 @@ def no_newest_tokens(one: Constrained, count: int) -> Sequence[int]:
     raise AssertionError(f"{one.request_id} is constrained, and nobody knows its last {count} tokens")
 
 
+@dataclass(slots=True)
+class MasksInMaking:
+    """Masks of a step that finish() finishes: some that the thread makes, or could, and all others."""
+
+    bits: Bits
+    limits: Limits
+    standing: list[Standing]
+    failures: dict[str, Failure]  # of requests that do not stand where their tokens say
+    beside: list[Standing]  # those that the thread makes, or could
+    job: Job | None = None  # in which it does
+    seconds: float = 0.0  # that it took to begin with that
+
+
 class GrammarMasks:
     """The matchers of requests, each as far as the tokens that it was given.
 
     A matcher is compiled beside the steps, and waited for by the first sample of its request. It is moved to
     where its request stands by counts alone: back where steps were undone or drafts did not hold, forward by
-    the newest tokens.
+    the newest tokens. Nothing touches a matcher while the thread computes its mask.
     """
 
-    def __init__(self, new_matcher: NewMatcher | None, *, jump_forward: bool = True) -> None:
+    def __init__(
+        self, new_matcher: NewMatcher | None, *, jump_forward: bool = True, num_threads: int = 0
+    ) -> None:
         """new_matcher: None where there is no tokenizer, and so no grammar.
 
-        jump_forward: whether forced() says what comes without a sample.
+        jump_forward: whether forced() says what comes without a sample. num_threads: for masks that are made
+        beside the steps, where that is worth it; with 0 they are made by finish().
         """
         self._new_matcher = new_matcher
         self._jump_forward = jump_forward
+        self._num_threads = min(num_threads, MAX_LEXERS)
         self._pool: ThreadPoolExecutor | None = None
-        self._executor: Any = None  # llguidance's own threads
-        self._masks: Bits = np.empty((0, 0), np.int32)  # memory of those of a step, kept for the next
-        self._grammars: dict[str, str] = {}  # by request
-        self._walks: dict[str, Future[GrammarWalk] | GrammarWalk] = {}  # futures until they are asked for
+        self._thread, self._way = MaskThread(), CheaperWay()
+        self._executors: dict[int, Any] = {}  # llguidance's own threads, by how many
+        self._job: Job | None = None  # the last
+        self._lexers: dict[str, tuple[str, int]] = {}  # the grammar of each request, and which lexer of it
+        self._walks: dict[str, Walk] = {}
 
     def add(self, request_id: str, grammar: str) -> None:
         """Know a request's grammar, until remove()."""
         assert self._new_matcher is not None, "a grammar without a tokenizer"
+        self.remove(request_id)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2, thread_name_prefix="lamina-grammars")
-        self._grammars[request_id] = grammar
-        self._walks[request_id] = self._pool.submit(_new_walk, self._new_matcher, grammar)
+        lexer = self._lexers[request_id] = grammar, self._lexer_for(grammar)
+        self._walks[request_id] = self._pool.submit(_new_walk, self._new_matcher, *lexer)
 
     def remove(self, request_id: str) -> None:
         """Let go of it, if there is any."""
-        self._grammars.pop(request_id, None)
+        self._lexers.pop(request_id, None)
         if isinstance(walk := self._walks.pop(request_id, None), Future):
             walk.cancel()
 
     def close(self) -> None:
         """Let go of all of them, and of the threads."""
         self._walks.clear()
-        self._grammars.clear()
+        self._lexers.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._thread.close()
+
+    def held(self, constrained: Sequence[Constrained]) -> list[Held]:
+        """Constrained samples with their requests' walks, for begin(), which may come after remove()."""
+        return [(one, self._walks.get(one.request_id)) for one in constrained]
 
     def restrict(
         self,
@@ -87,41 +121,66 @@ class GrammarMasks:
         constrained: Sequence[Constrained],
         newest: NewestTokens,
         banned: Mapping[int, Sequence[int]],
+        limits: Limits = NO_LIMITS,
     ) -> dict[str, Failure]:
-        """Clear the bits of tokens that the grammars leave out; returns by request what fails first.
+        """What begin() and finish() come to, at once."""
+        return self.finish(self.begin(bits, self.held(constrained), newest, limits), banned)
 
-        bits: with a bit for what else is allowed. banned: by place among these samples, ids that are
-        excluded beside them. A sample that fails keeps a bit, and its token means nothing; so does one after
-        a draft that its grammar leaves out. One after drafts that may hold has no bit where nothing is left.
+    def begin(
+        self, bits: Bits, held: Sequence[Held], newest: NewestTokens, limits: Limits = NO_LIMITS
+    ) -> MasksInMaking:
+        """Move to the newest tokens, and have masks made by a thread where that is worth it.
+
+        bits: memory of all masks of the step, of which constrained samples' own are written. limits: by place
+        among these samples, what else they are held to.
         """
+        self._wait()
+        standing: list[Standing] = []
         failures: dict[str, Failure] = {}
-        masks = self._all_set(bits.shape)
-        standing: list[tuple[Constrained, GrammarWalk]] = []
-        for one in constrained:
+        for one, own in held:
             try:
-                walk = self._walk(one.request_id)
+                walk = self._arrived(one.request_id, own)
+                if walk is not None and walk.move(one.num_output, partial(newest, one)):
+                    standing.append((one, walk))
+                    continue
             except LaminaError as failure:
                 failures[one.request_id] = Failure(0, failure)
-                continue
-            if walk.move(one.num_output, partial(newest, one)):
-                standing.append((one, walk))
-        failures |= self._fill(standing, masks)
-        for one, _ in standing if banned else ():
+            _open(bits, one, limits)
+        beside = [each for each in standing if _can_be_made_beside(*each)] if self._num_threads else []
+        if sum(walk.mask_seconds for _, walk in beside) < WORTH_A_THREAD:
+            beside = []
+        making = MasksInMaking(bits, limits, standing, failures, beside)
+        if beside and self._way.is_thread():
+            started = time.perf_counter()
+            making.job = self._start(beside, bits)
+            making.seconds = time.perf_counter() - started
+        return making
+
+    def finish(self, making: MasksInMaking, banned: Mapping[int, Sequence[int]]) -> dict[str, Failure]:
+        """Leave in the bits what the grammars allow; returns by request what fails first.
+
+        banned: by place among these samples, ids that are excluded beside them. A sample that fails keeps a
+        bit, and its token means nothing; so does one after a draft that its grammar leaves out. One after
+        drafts that may hold has no bit where nothing is left. What was interrupted may be asked for again.
+        """
+        bits, limits, failures = making.bits, making.limits, making.failures
+        failures |= self._fill(making)
+        for one, _ in making.standing if banned or limits else ():
             for which in range(one.which, one.which + 1 + len(one.drafts)):
-                _clear(masks[which], banned.get(which, ()))
-        left = np.bitwise_and(bits, masks, out=masks)
-        have_any = (np.bitwise_or.reduce(left, axis=1) != 0).tolist()
-        for one, walk in standing:
-            own = slice(one.which, one.which + 1 + len(one.drafts))
-            if all(have_any[own]) and not walk.matcher.is_error():
+                if which in limits:
+                    bits[which] &= limits[which]
+                _clear(bits[which], banned.get(which, ()))
+        have_any = (np.bitwise_or.reduce(bits, axis=1) != 0).tolist()
+        for one, walk in making.standing:
+            own = have_any[one.which : one.which + 1 + len(one.drafts)]
+            if all(own) and not walk.matcher.is_error():
                 continue
-            if not have_any[one.which] or walk.matcher.is_error():
+            if not own[0] or walk.matcher.is_error():
                 failures[one.request_id] = Failure(0, _failure(walk.matcher))
-                left[own] = bits[own]
+                _open(bits, one, limits)
             elif one.request_id not in failures:
-                failures[one.request_id] = Failure(have_any[own].index(False), _failure(walk.matcher))
-        bits[:] = left
-        return failures
+                failures[one.request_id] = Failure(own.index(False), _failure(walk.matcher))
+        return {**failures}
 
     def forced(
         self, constrained: Sequence[Constrained], sampled: Sequence[int]
@@ -135,7 +194,10 @@ class GrammarMasks:
             return found
         for one, token in zip(constrained, sampled, strict=True):
             if one.may_jump and one.request_id in self._walks:
-                found[one.request_id] = self._walk(one.request_id).forced_after(one.num_output, token)
+                walk = self._walk(one.request_id)
+                if not walk.has_seen(one.num_output):
+                    self._wait()
+                found[one.request_id] = walk.forced_after(one.num_output, token)
         return {request_id: tokens for request_id, tokens in found.items() if tokens}
 
     def _walk(self, request_id: str) -> GrammarWalk:
@@ -145,66 +207,103 @@ class GrammarMasks:
             walk = self._walks[request_id] = walk.result()
         return walk
 
-    def _fill(self, standing: Sequence[tuple[Constrained, GrammarWalk]], masks: Bits) -> dict[str, Failure]:
-        """Write the mask of each sample, several at once where their matchers stay where they are.
+    def _arrived(self, request_id: str, own: Walk | None) -> GrammarWalk | None:
+        """The same of one that is held, None where its request was removed before it had begun."""
+        if not isinstance(own, Future):
+            return own
+        if self._walks.get(request_id) is own:
+            return self._walk(request_id)
+        with suppress(CancelledError):
+            return own.result()
+        return None
 
-        Returns by request what fails after a draft.
-        """
-        together: list[tuple[GrammarWalk, int]] = []
+    def _lexer_for(self, grammar: str) -> int:
+        """The lexer of a grammar that has the fewest live requests, of as many as these are worth."""
+        live = Counter(lexer for own, lexer in self._lexers.values() if own == grammar)
+        num = max(1, min(self._num_threads, 1 + live.total() // ROWS_OF_A_LEXER))
+        return min(range(num), key=live.__getitem__)
+
+    def _fill(self, making: MasksInMaking) -> dict[str, Failure]:
+        """Write the masks that the thread does not; returns by request what fails after a draft."""
         failures: dict[str, Failure] = {}
-        for one, walk in standing:
-            alone = one.drafts or isinstance(walk.matcher, UniqueItemsMatcher)
-            if alone or walk.token_at(one.num_output) is not None:
-                failure = self._look_at(one, walk, masks[one.which :])
-                failures |= {} if failure is None else {one.request_id: failure}
-            else:
-                together.append((walk, one.which))
-        self._fill_together(together, masks)
+        own = {id(walk) for _, walk in making.beside}
+        for one, walk in making.standing:
+            if id(walk) in own:
+                continue
+            if not one.drafts:
+                walk.write_mask(one.num_output, making.bits[one.which])
+            elif (failure := self._look_at(one, walk, making.bits[one.which :])) is not None:
+                failures[one.request_id] = failure
+        if making.beside:
+            self._fill_those_beside(making)
         return failures
 
-    def _fill_together(self, walks: Sequence[tuple[GrammarWalk, int]], masks: Bits) -> None:
-        """Write a mask of each, in threads those that took long the last time, if they are worth it."""
-        slow = [(walk, which) for walk, which in walks if walk.mask_seconds > SLOW]
-        if sum(walk.mask_seconds for walk, _ in slow) > WORTH_THREADS:
-            walks = [(walk, which) for walk, which in walks if walk.mask_seconds <= SLOW]
-            self._fill_in_threads(slow, masks)
-        for walk, which in walks:
-            walk.time_mask(masks[which])
+    def _fill_those_beside(self, making: MasksInMaking) -> None:
+        """Wait for the thread, or do without, and note what it took."""
+        started = time.perf_counter()
+        if making.job is not None:
+            making.job.result()
+        else:
+            for one, walk in making.beside:
+                walk.write_mask(one.num_output, making.bits[one.which])
+        seconds = making.seconds + time.perf_counter() - started
+        self._way.note(making.job is not None, seconds / len(making.beside))
 
-    def _fill_in_threads(self, walks: Sequence[tuple[GrammarWalk, int]], masks: Bits) -> None:
-        if self._executor is None:
+    def _start(self, rows: list[Standing], bits: Bits) -> Job:
+        """Have masks made by a thread for each lexer: those of one would wait for each other."""
+        rows.sort(key=lambda each: each[1].lexer)
+        num = min(self._num_threads, len({walk.lexer for _, walk in rows}))
+        if num not in self._executors:
             from llguidance import LLExecutor
 
-            self._executor = LLExecutor(NUM_THREADS)
-        width, given = masks.shape[1] * masks.itemsize, [(walk.matcher, which) for walk, which in walks]
-        started = time.perf_counter()
-        self._executor.unsafe_compute_mask_ptr(given, masks.ctypes.data, width, len(masks))
-        each = (time.perf_counter() - started) * NUM_THREADS / len(walks)
-        for walk, _ in walks:
-            walk.mask_seconds = each
+            self._executors[num] = LLExecutor(num)
+        self._job = job = Job(partial(_make, self._executors[num], num, rows, bits))
+        self._thread.start(job)
+        return job
 
-    def _all_set(self, shape: tuple[int, ...]) -> Bits:
-        """Masks of a step that leave everything, in memory that the next step has again."""
-        if self._masks.shape[0] < shape[0] or self._masks.shape[1] != shape[1]:
-            self._masks = np.empty(shape, np.int32)
-        masks = self._masks[: shape[0]]
-        masks.fill(-1)
-        return masks
+    def _wait(self) -> None:
+        """Until no thread has a matcher."""
+        if self._job is not None:
+            self._job.wait()
+            self._job = None
 
     def _look_at(self, one: Constrained, walk: GrammarWalk, masks: Bits) -> Failure | None:
         """Write the masks of a row's samples; what fails after a draft, where the mask has no bit."""
+        masks[: 1 + len(one.drafts)] = -1
         error = walk.look_at(one.num_output, one.drafts, masks)
         if error is None:
             return None
         place, why = error
         masks[place] = 0
         assert self._new_matcher is not None
-        walk.another(self._new_matcher(self._grammars[one.request_id]), one.num_output, one.drafts)
+        walk.another(self._new_matcher(*self._lexers[one.request_id]), one.num_output, one.drafts)
         return Failure(place, _cannot_go_on(why))
 
 
-def _new_walk(new_matcher: NewMatcher, grammar: str) -> GrammarWalk:
-    return GrammarWalk(new_matcher(grammar))
+def _new_walk(new_matcher: NewMatcher, grammar: str, lexer: int) -> GrammarWalk:
+    return GrammarWalk(new_matcher(grammar, lexer), lexer=hash((grammar, lexer)))
+
+
+def _can_be_made_beside(one: Constrained, walk: GrammarWalk) -> bool:
+    """Whether its mask is llguidance's alone, and one that its matcher is to compute."""
+    if one.drafts or isinstance(walk.matcher, UniqueItemsMatcher) or walk.matcher.is_stopped():
+        return False
+    return walk.token_at(one.num_output) is None
+
+
+def _make(executor: Any, num_threads: int, rows: Sequence[Standing], bits: Bits) -> None:
+    given = [(walk.matcher, one.which) for one, walk in rows]
+    started = time.perf_counter()
+    executor.unsafe_compute_mask_ptr(given, bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits))
+    each = (time.perf_counter() - started) * num_threads / len(rows)
+    for _, walk in rows:
+        walk.mask_seconds = each
+
+
+def _open(bits: Bits, one: Constrained, limits: Limits) -> None:
+    """Allow what a request's parameters alone do, at each of its samples."""
+    for which in range(one.which, one.which + 1 + len(one.drafts)):
+        bits[which] = limits.get(which, -1)
 
 
 def _cannot_go_on(why: str) -> RequestError:

@@ -23,9 +23,9 @@ class GrammarWalk:
     Whatever interrupts a call, as Ctrl-C at any line, is followed by the matcher reading its tokens anew.
     """
 
-    def __init__(self, matcher: Any) -> None:
-        """matcher: of llguidance, at the beginning of an answer."""
-        self.matcher = matcher
+    def __init__(self, matcher: Any, *, lexer: int = 0) -> None:
+        """matcher: of llguidance, at the beginning of an answer. lexer: which it shares with others."""
+        self.matcher, self.lexer = matcher, lexer
         self.mask_seconds = 0.0  # that the last mask took
         self._seen: list[int] = []  # tokens of the output that the matcher has, those of the run included
         self._is_whole = True  # the matcher has them, and the run is that of where it stands
@@ -59,6 +59,10 @@ class GrammarWalk:
         self._find_run(position)
         self._is_whole = True
         return True
+
+    def has_seen(self, position: int) -> bool:
+        """Whether the matcher was given the token of that position."""
+        return self._is_whole and position < len(self._seen)
 
     def token_at(self, position: int) -> int | None:
         """The only token that the grammar leaves there, None where it leaves several or is not there."""

@@ -220,7 +220,7 @@ class InputBatch:
         return LogprobRows(wanted.num_top, self._send(samples), self._send(before), self._send(targets))
 
     def _send_fields(self, plan: SchedulerOutput, layout: "_Layout") -> None:
-        packed = _staged(layout.size, self.device)
+        packed = staging(layout.size, self.device)
         self._fill(packed.numpy(), plan, layout)
         start = self._first_packed
         self._memory[start : start + layout.size].copy_(packed, non_blocking=True)
@@ -378,7 +378,7 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
 
 def staged(values: NDArray[Any], device: torch.device) -> Tensor:
     """A copy on the host, to be sent to a device without waiting for it; on the CPU it is there already."""
-    memory = _staged(values.size, device, torch.from_numpy(values[:0]).dtype).view(values.shape)
+    memory = staging(values.size, device, torch.from_numpy(values[:0]).dtype).view(values.shape)
     memory.numpy()[...] = values
     return memory
 
@@ -388,7 +388,7 @@ def send_to(memory: Tensor, values: NDArray[np.int32]) -> None:
     memory[: len(values)].copy_(staged(values, memory.device), non_blocking=True)
 
 
-def _staged(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+def staging(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
     """Memory to send from: torch gives pinned memory out again only when the copies from it are done."""
     if device.type != "cuda":
         return torch.empty(size, dtype=dtype)

@@ -1,12 +1,11 @@
 """A step that was launched: its tokens, once they are there, and those of the rows of the step after it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...common.errors import LaminaError
 from ..protocol.runner_output import RunnerOutput
@@ -21,9 +20,9 @@ from ..protocol.scheduler_output import (
 )
 from .broken_logits import failed_prompts, failed_samples
 from .grammar_masks import Failure, GrammarMasks
-from .logprobs import LogprobsTensors
 from .pooler import finished
 from .stage_link import EarlierStageFailedError
+from .step_results import StepResults
 
 
 class LaunchedStep:
@@ -32,45 +31,42 @@ class LaunchedStep:
     def __init__(
         self,
         plan: SchedulerOutput,
-        sampled: Tensor,
-        logprobs: LogprobsTensors | None,
-        arrived: torch.cuda.Event | None,
+        results: StepResults,
         failures: Mapping[str, Failure],
         grammars: GrammarMasks,
-        verdict: Tensor | None = None,
-        pooled: Tensor | None = None,
         constrained: Sequence[Constrained] = (),
-        left: Tensor | None = None,
-        failure: Tensor | None = None,
     ) -> None:
-        """verdict: [3, rows] int32, what became of drafts; None where nobody drafts.
+        """results: on the device, from where they are in flight from now on. constrained: samples with a
+        grammar, where they stood."""
+        self._plan, self._failures = plan, failures
+        self._grammars, self._constrained = grammars, constrained
+        self._found, self._arrived = results.in_flight()
+        self._after_read: Callable[[], None] | None = None
 
-        pooled: [n, size] float32, results of prompts that end; None where none does. constrained: samples
-        with a grammar, where they stood. left: of each row, as Speculator.left has it; None where nobody
-        drafts, or no row has a grammar and the host is not to send drafts on. failure: [1] int32, not 0
-        where a stage before has failed.
-        """
-        self._constrained = constrained
-        self._left, self._failure = left, failure
-        self._pooled = pooled
-        self._plan = plan
-        self._grammars = grammars
-        self._verdict = verdict
-        self._sampled = sampled
-        self._logprobs = logprobs
-        self._arrived = arrived
-        self._failures = failures
+    def when_there(self, call: Callable[[], None]) -> None:
+        """Have a call made at the end of read(), or now where the device has computed the step."""
+        if self.is_done:
+            call()
+        else:
+            self._after_read = call
+
+    def settle(self) -> None:
+        """Launch what of it is not launched: nothing."""
+
+    def launched(self) -> "LaunchedStep":
+        """Itself; see DeferredStep."""
+        return self
 
     @property
     def is_done(self) -> bool:
         """Whether the device has computed it."""
-        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
+        return self._arrived is None or bool(self._arrived.query())
 
     def token_ids(self) -> NDArray[np.int32]:
         """Its samples, waiting for the device where it is still at work."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        token_ids: NDArray[np.int32] = self._sampled.numpy()
+        token_ids: NDArray[np.int32] = self._found.sampled.numpy()
         return token_ids
 
     def newest(self) -> list[int]:
@@ -84,30 +80,36 @@ class LaunchedStep:
 
     def left(self, row: int) -> tuple[int, list[int]]:
         """How many tokens of a row are computed, and the drafts after its newest; waits likewise."""
-        assert self._left is not None, "a row with a grammar after a step without any"
+        assert self._found.left is not None, "a row with a grammar after a step without any"
         self.token_ids()
-        num_computed, *drafts = self._left[row].tolist()
+        num_computed, *drafts = self._found.left[row].tolist()
         return num_computed, [*_drafts_of(drafts)]
 
     @property
     def _accepted(self) -> Ints:
         """How many drafts of each row hold [rows], once they are there."""
-        if self._verdict is None:
+        if self._found.verdict is None:
             return np.zeros(self._plan.num_rows, np.int64)
-        return self._verdict[0].numpy().astype(np.int64)
+        return self._found.verdict[0].numpy().astype(np.int64)
 
     def read(self) -> RunnerOutput:
         """What the step came to, waiting for the device where it is still at work.
 
         A token of a request that failed means nothing. EarlierStageFailedError where a stage before failed.
         """
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        if self._failure is not None and self._failure.item():
+        output = self._read()
+        call, self._after_read = self._after_read, None
+        if call is not None:
+            call()
+        return output
+
+    def _read(self) -> RunnerOutput:
+        token_ids, found = self.token_ids(), self._found
+        if found.failure is not None and found.failure.item():
             raise EarlierStageFailedError("a stage before failed at this step")
-        token_ids, num_sampled = self.token_ids(), self._plan.num_sampled_tokens
+        num_sampled = self._plan.num_sampled_tokens
         pooled, unpooled = self._results(token_ids)
-        accepted, drafted, proposed = (None,) * 3 if self._verdict is None else self._verdict.numpy()
+        accepted, drafted, proposed = (None,) * 3 if found.verdict is None else found.verdict.numpy()
         holds = None
         if accepted is not None and len(token_ids) > np.count_nonzero(num_sampled):
             num_sampled = np.where(num_sampled > 0, 1 + accepted, 0).astype(np.int64)
@@ -117,8 +119,8 @@ class LaunchedStep:
             num_sampled=None if holds is None else num_sampled,
             num_drafted=None if holds is None or drafted is None else drafted.astype(np.int64),
             num_proposed=None if proposed is None else proposed.astype(np.int64),
-            draft_ids=None if self._left is None else self._left[:, 1:].numpy().reshape(-1),
-            logprobs=None if self._logprobs is None else self._logprobs.read(),
+            draft_ids=None if found.left is None else found.left[:, 1:].numpy().reshape(-1),
+            logprobs=None if found.logprobs is None else found.logprobs.read(),
             pooled=pooled,
             failures={
                 **unpooled,
@@ -130,11 +132,11 @@ class LaunchedStep:
     def _results(self, token_ids: NDArray[np.int32]) -> tuple[dict[str, bytes], dict[str, LaminaError]]:
         """Results of prompts that end, and errors of those without; the tokens in their places are 0 then."""
         wanted = self._plan.pooling
-        if wanted is None or self._pooled is None:
+        if wanted is None or self._found.pooled is None:
             return {}, {}
         firsts = np.cumsum(self._plan.num_sampled_tokens) - 1
         token_ids[firsts[wanted.rows[wanted.are_last]]] = 0
-        pooled, failures = finished(self._plan, wanted, self._pooled.numpy())
+        pooled, failures = finished(self._plan, wanted, self._found.pooled.numpy())
         return pooled, {**failures}
 
     def _forced(self, token_ids: NDArray[np.int32]) -> Mapping[str, tuple[int, ...]]:
@@ -154,15 +156,22 @@ class LaunchedStep:
         for request_id, failure in self._failures.items():
             if failure.num_drafts <= self._accepted[self._plan.request_ids.index(request_id)]:
                 failures[request_id] = failure.error
-        if self._logprobs is not None and self._logprobs.prompts:
-            failures |= failed_prompts(self._plan, self._logprobs.prompts[-1])
+        if self._found.logprobs is not None and self._found.logprobs.prompts:
+            failures |= failed_prompts(self._plan, self._found.logprobs.prompts[-1])
         return failures
+
+
+class SampledStep(Protocol):
+    """What is asked of the step before by the one after it; see LaunchedStep."""
+
+    def newest(self) -> list[int]: ...
+    def left(self, row: int) -> tuple[int, list[int]]: ...
 
 
 class NewestTokens:
     """The newest tokens of a plan's constrained rows; those that the step before samples are read at once."""
 
-    def __init__(self, plan: SchedulerOutput, last: LaunchedStep | None) -> None:
+    def __init__(self, plan: SchedulerOutput, last: SampledStep | None) -> None:
         """last: the step before, if there was any."""
         self._plan, self._last = plan, last
         self._ends: Ints = np.cumsum(plan.num_scheduled_tokens) - (plan.num_sampled_tokens - 1).clip(0)
@@ -214,8 +223,3 @@ def _first_of_each(num_sampled: Ints, num_kept: Ints) -> Flags:
     places = np.arange(int(num_sampled.sum())) - np.repeat(np.cumsum(num_sampled) - num_sampled, num_sampled)
     kept: Flags = places < np.repeat(num_kept, num_sampled)
     return kept
-
-
-def copy_to_host(values: Tensor) -> Tensor:
-    """A copy in pinned memory, which is there when all that was launched is over."""
-    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -14,8 +14,16 @@ from ...custom_ops.adjust_logits.reference import WORD_BITS, remember
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
-from .grammar_masks import Failure, GrammarMasks, NewestTokens, no_newest_tokens
-from .input_batch import NO_ID, BatchView, send, staged
+from .grammar_masks import (
+    Failure,
+    GrammarMasks,
+    Held,
+    Limits,
+    MasksInMaking,
+    NewestTokens,
+    no_newest_tokens,
+)
+from .input_batch import NO_ID, BatchView, send, staging
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
 
@@ -49,7 +57,7 @@ class _Tables(NamedTuple):
     min_p: Tensor
     seeds: Tensor
     has_drafts: bool  # a request has several samples
-    allowed_bits: NDArray[np.int32] | None = None  # as `allowed`, on the host; None: no grammar asked for it
+    limits: Limits  # of constrained samples, as `allowed`, on the host
 
     def are_of(self, adjusted: Adjusted) -> bool:
         """Whether they hold for a step as well."""
@@ -74,6 +82,14 @@ class _Tables(NamedTuple):
             num_valid_ids=num_valid_ids,
             row_indices=self.samples,
         )
+
+
+class BegunChoice(NamedTuple):
+    """Adjusted samples whose masks are being made."""
+
+    adjusted: Adjusted
+    tables: _Tables
+    masks: tuple[Tensor, MasksInMaking] | None  # in memory to send from; None where no sample is constrained
 
 
 class Adjuster:
@@ -114,20 +130,50 @@ class Adjuster:
         newest: NewestTokens = no_newest_tokens,
         banned: Banned = (),
     ) -> dict[str, Failure]:
-        """Put the tokens of adjusted samples into batch.sampled, over those that were chosen from logits.
+        """What begin() and finish() come to, at once."""
+        begun = self.begin(adjusted, self.grammars.held(adjusted.constrained), newest)
+        return self.finish(begun, batch, logits, banned)
 
-        logits: [padded_samples, vocab] of the step, any float, which stay as they are. Returns by request
-        what failed there: its logits processors or grammar. Its token means nothing then.
-        InterruptAtRequestError is Ctrl-C in one of them. newest: asked for the tokens that grammars have not
-        seen, with the step at work already. banned: as the plan has it.
+    def begin(
+        self, adjusted: Adjusted, held: Sequence[Held], newest: NewestTokens = no_newest_tokens
+    ) -> BegunChoice:
+        """Have the masks of a step made, with the step at work already.
+
+        held: its constrained samples, with the walks of their requests. newest: asked for the tokens that
+        grammars have not seen.
         """
         tables = self._tables
         if tables is None or not tables.are_of(adjusted):
             tables = self._tables = self._built(adjusted)
+        masks = None
+        if held:
+            num, num_words = len(adjusted.samples), -(-self._num_valid_ids // WORD_BITS)
+            memory = staging(num * num_words, self._device).view(num, num_words)
+            bits: NDArray[np.int32] = memory.numpy()
+            for which in _without_grammar(adjusted):
+                bits[which] = tables.limits.get(which, -1)
+            masks = memory, self.grammars.begin(bits, held, newest, tables.limits)
+        return BegunChoice(adjusted, tables, masks)
+
+    def finish(
+        self, begun: BegunChoice, batch: BatchView, logits: Tensor, banned: Banned = ()
+    ) -> dict[str, Failure]:
+        """Put the tokens of adjusted samples into batch.sampled, over those that were chosen from logits.
+
+        logits: [padded_samples, vocab] of the step, any float, which stay as they are. Returns by request
+        what failed there: its logits processors or grammar. Its token means nothing then.
+        InterruptAtRequestError is Ctrl-C in one of them. banned: as the plan has it. What was interrupted may
+        be asked for again.
+        """
+        adjusted, tables = begun.adjusted, begun.tables
         self._send_missed(adjusted)
         failures: dict[str, Failure] = {}
-        if adjusted.constrained:
-            tables, failures = self._constrained(adjusted, tables, newest, banned)
+        if begun.masks is not None:
+            memory, making = begun.masks
+            places = {int(sample): which for which, sample in enumerate(adjusted.samples)} if banned else {}
+            excluded = {places[sample]: ids for sample, ids in banned if sample in places}
+            failures |= self.grammars.finish(making, excluded)
+            tables = tables._replace(allowed=memory.to(self._device, non_blocking=True))
         rows = tables.sampling_rows(batch, self._num_valid_ids)
         is_final = not adjusted.histories and tables.typical_p is None
         scores, chunks = self._adjusted_scores(tables, batch, logits, are_summed=is_final and logits.is_cuda)
@@ -136,21 +182,6 @@ class Adjuster:
             custom_ops.keep_typical(scores, rows.temperature, tables.typical_p)
         sample(scores, rows, batch.sampled, chunks)
         return failures
-
-    def _constrained(
-        self, adjusted: Adjusted, tables: _Tables, newest: NewestTokens, banned: Banned
-    ) -> tuple[_Tables, dict[str, Failure]]:
-        """The tables of this step alone, with the tokens that grammars leave; by request what failed."""
-        if tables.allowed_bits is None:
-            bits = _allowed(tables.adjusted.params, self._num_valid_ids, always=True)
-            tables = self._tables = tables._replace(allowed_bits=bits)
-        assert tables.allowed_bits is not None
-        allowed, places = staged(tables.allowed_bits, self._device), {}
-        if banned:
-            places = {int(sample): which for which, sample in enumerate(adjusted.samples)}
-        excluded = {places[sample]: ids for sample, ids in banned if sample in places}
-        failures = self.grammars.restrict(allowed.numpy(), adjusted.constrained, newest, excluded)
-        return tables._replace(allowed=allowed.to(self._device, non_blocking=True)), failures
 
     def _process(self, adjusted: Adjusted, scores: Tensor) -> dict[str, Failure]:
         """Let requests' own processors change their scores [n, width]; returns by request what failed."""
@@ -233,6 +264,7 @@ class Adjuster:
         ]
         sampling = np.array([sampling_row(own) for own in params], SAMPLING)
         top_k = np.where(sampling["top_k"] < self._num_valid_ids, sampling["top_k"], 0)
+        allowed = _allowed(params, self._num_valid_ids)
         return _Tables(
             adjusted=adjusted,
             has_drafts=len({*adjusted.slots.tolist()}) < len(adjusted.slots),
@@ -247,7 +279,8 @@ class Adjuster:
             penalties=self._sent(np.array(penalties, np.float32)),
             bias_ids=self._sent(_padded([list(own) for own in biases], NO_ID, "int32")),
             biases=self._sent(_padded([list(own.values()) for own in biases], 0, "float32")),
-            allowed=self._sent(_allowed(params, self._num_valid_ids)),
+            allowed=self._sent(allowed),
+            limits={which: allowed[which] for which, own in enumerate(params) if own.allowed_token_ids},
             bad_words=self._sent(_bad_words(params)),
             typical_p=self._sent(np.array(typical_p, np.float32)) if min(typical_p) < 1 else None,
         )
@@ -264,15 +297,23 @@ def _padded(rows: Sequence[Sequence[Any]], padding: int, dtype: str) -> NDArray[
     return table
 
 
-def _allowed(params: Sequence[SamplingParams], num_ids: int, *, always: bool = False) -> NDArray[np.int32]:
-    """A bit an id, all of them where a request allows everything; nothing where every one does, or always."""
+def _allowed(params: Sequence[SamplingParams], num_ids: int) -> NDArray[np.int32]:
+    """A bit an id, all of them where a request allows everything; nothing where every one does."""
     num_words = -(-num_ids // WORD_BITS)
-    if not always and not any(own.allowed_token_ids for own in params):
+    if not any(own.allowed_token_ids for own in params):
         return np.zeros((len(params), 0), np.int32)
     bits = np.zeros((len(params), num_words * WORD_BITS), np.uint8)
     for row, own in zip(bits, params, strict=True):
         row[list(own.allowed_token_ids) if own.allowed_token_ids else slice(None)] = 1
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+def _without_grammar(adjusted: Adjusted) -> list[int]:
+    """Which adjusted samples are not constrained."""
+    has_none = np.ones(len(adjusted.samples), bool)
+    for one in adjusted.constrained:
+        has_none[one.which : one.which + 1 + len(one.drafts)] = False
+    return has_none.nonzero()[0].tolist()
 
 
 def _bad_words(params: Sequence[SamplingParams]) -> NDArray[np.int32]:

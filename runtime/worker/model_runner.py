@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..protocol.scheduler_output import Constrained, SchedulerOutput, no_request
 from ..sampling_params import LogitsProcessor
 from .adapters import Adapted, Adapters
 from .attention import PagedAttention
+from .deferred_step import Choice, DeferredStep, Step
 from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
 from .drafter import Drafter
@@ -22,14 +24,15 @@ from .grammar_masks import Failure, GrammarMasks, NewMatcher
 from .graph_runner import Computed, Decode, Forward, GraphRunner, Mixed
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
-from .launched_step import LaunchedStep, NewestTokens, copy_to_host
-from .logits_adjuster import Adjuster
+from .launched_step import LaunchedStep
+from .logits_adjuster import Adjuster, BegunChoice
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .model_weights import ModelWeights
 from .pooler import Pooler
 from .sampler import rows_of, sample, sampled_rows
 from .speculator import Speculator
 from .stage_link import EarlierStageFailedError, StageLink
+from .step_results import StepResults
 from .vocabulary_part import VocabularyPart
 
 Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
@@ -53,6 +56,7 @@ class ModelRunner:
         host_blocks: HostBlocks | None = None,
         new_matcher: NewMatcher | None = None,
         jump_forward: bool = True,
+        num_mask_threads: int = 0,
         drafter: Drafter | None = None,
         memory: DeviceMemory | None = None,
         pooler: Pooler | None = None,
@@ -61,14 +65,13 @@ class ModelRunner:
     ) -> None:
         """logits: None of a model that makes no tokens. vocabulary_part: what chooses without them, where
         ranks share the vocabulary out. new_matcher: what makes matchers of grammars, None where there is no
-        tokenizer. jump_forward: whether a step says what grammars force after its samples. drafter: of as
-        many drafts as the input batch has room for, None in stages that do not sample. memory: what is given
-        back while it sleeps, if it may. pooler: of requests that want no tokens. adapted: for steps with
-        adapters, if there may be any. stage_link: to the stages before and behind, if there are any.
+        tokenizer. jump_forward: whether a step says what grammars force after its samples. num_mask_threads:
+        as GrammarMasks has it. drafter: of as many drafts as the input batch has room for, None in stages
+        that do not sample. memory: what is given back while it sleeps, if it may. pooler: of requests that
+        want no tokens. adapted: for steps with adapters, if there may be any. stage_link: to other stages.
         """
-        self._memory, self._link = memory, stage_link
+        self._memory, self._link, self._pooler = memory, stage_link, pooler
         self._samples = stage_link is None or stage_link.is_last
-        self._pooler = pooler
         self._pooled: Tensor | None = None  # results of the last step
         self._logits, self._part = logits, vocabulary_part
         self._attention, self._input_batch = attention, input_batch
@@ -80,27 +83,20 @@ class ModelRunner:
             device=input_batch.device,
             max_slots=input_batch.max_num_seqs,
             max_tokens=input_batch.max_seq_len,
-            grammars=GrammarMasks(new_matcher, jump_forward=jump_forward),
+            grammars=GrammarMasks(new_matcher, jump_forward=jump_forward, num_threads=num_mask_threads),
         )
-        self._graphs = GraphRunner(
-            forward, attention, input_batch, cuda_graphs=cuda_graphs, cpu_call_graphs=cpu_call_graphs
-        )
+        new = partial(GraphRunner, attention=attention, input_batch=input_batch, cuda_graphs=cuda_graphs)
+        self._graphs = new(forward, cpu_call_graphs=cpu_call_graphs)
         self._adapters = None if adapted is None else adapted.adapters
-        self._adapted_graphs = adapted and GraphRunner(
-            adapted.forward,
-            attention,
-            input_batch,
-            cuda_graphs=cuda_graphs,
-            cpu_call_graphs=adapted.cpu_call_graphs,
-            adapts=True,
-        )
+        calls = None if adapted is None else adapted.cpu_call_graphs
+        self._adapted_graphs = adapted and new(adapted.forward, cpu_call_graphs=calls, adapts=True)
         self.host_blocks = host_blocks
         self.on_logits: OnLogits | None = None  # sees what a step samples from, before it is adjusted
         self._num_without_cuda_graph = 0
         self._logprobs: LogprobsTensors | None = None  # that the last step wants
         self._failures: Mapping[str, Failure] = {}  # of requests in the last step
         self._constrained: tuple[Constrained, ...] = ()  # its samples with a grammar, where they stood
-        self._last: LaunchedStep | None = None
+        self._last: Step | None = None
 
     def add_request(
         self,
@@ -145,16 +141,19 @@ class ModelRunner:
         self._adjuster.grammars.close()
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> LaunchedStep:
+    def execute(self, plan: SchedulerOutput) -> Step:
         """Launch one step and return at once with the means to read what it came to.
 
+        The samples of one with constrained rows may be launched later, when it is settled, read, or followed.
         Whatever is raised, the next plan must have all block tables anew; all else is sent again by itself.
         """
+        self._settle()
         with self._exchange(plan):
             return self._execute(plan)
 
     def skip(self, plan: SchedulerOutput) -> None:
         """Let a step pass by, as one that failed here: stages behind hear of it."""
+        self._settle()
         with suppress(EarlierStageFailedError), self._exchange(plan):
             pass
 
@@ -163,15 +162,19 @@ class ModelRunner:
         self._input_batch.forget()
         self._adjuster.forget()
 
-    def _execute(self, plan: SchedulerOutput) -> LaunchedStep:
+    def _settle(self) -> None:
+        """Launch what is left of the last step, before what it reads of the input batch is written over."""
+        if isinstance(self._last, DeferredStep):
+            self._last.settle()
+
+    def _execute(self, plan: SchedulerOutput) -> Step:
         try:
             self._logprobs = LogprobsTensors() if plan.wanted_logprobs is not None else None
             self._failures, self._pooled, self._constrained = {}, None, ()
             if any(plan.copies):
                 assert self.host_blocks is not None, "blocks are to be copied to a host without slots"
                 self.host_blocks.copy(plan.copies)
-            self._launch(plan)
-            self._last = self._launched(plan)
+            self._last = self._launch(plan)
             return self._last
         except BaseException:
             self.forget()
@@ -189,14 +192,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Capture one size, which steps replay from then on; False where none is left.
-
-        No step may be in flight.
-        """
+        """Capture one size, which steps replay from then on; False for none. No step may be in flight."""
+        self._settle()
         return any(graphs.capture_next(self._run_padding, self._pad) for graphs in self._all_graphs())
 
     def drop_captures(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
+        self._settle()
         for graphs in self._all_graphs():
             graphs.drop()
 
@@ -235,8 +237,8 @@ class ModelRunner:
 
     def profile(self, num_tokens: int, num_seqs: int) -> None:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
-        num_samples = min(self._input_batch.max_num_samples, max(num_tokens, num_seqs))
-        num_samples = num_seqs if self._speculator is None else num_samples
+        most = min(self._input_batch.max_num_samples, max(num_tokens, num_seqs))
+        num_samples = num_seqs if self._speculator is None else most
         padding = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_samples)
         batch = dataclasses.replace(padding, max_query_len=num_tokens)  # loads prefill's kernels too
         self._pad(batch)
@@ -264,29 +266,40 @@ class ModelRunner:
         assert self._adapted_graphs is not None, "a step with adapters where there is no room for any"
         return self._adapted_graphs
 
-    def _launch(self, plan: SchedulerOutput) -> None:
-        """Compute the step and leave its samples in the input batch."""
-        batch, computed = self._computed(plan)
+    def _launch(self, plan: SchedulerOutput) -> Step:
+        """Compute the step and leave its samples in the input batch, at once or once it is settled."""
+        batch, (hidden, logits) = self._computed(plan)
         if self._link is not None:
-            self._link.send(computed.hidden)
+            self._link.send(hidden)
         if not self._samples:
-            return
-        logits = computed.logits
+            return self._launched(plan, batch, None)
         if plan.pooling is not None:
             assert self._pooler is not None, "a model that pools nothing"
-            self._pooled = self._pooler.take_in(plan, plan.pooling, self._parts(computed.hidden)[0])
+            self._pooled = self._pooler.take_in(plan, plan.pooling, self._parts(hidden)[0])
         if self.on_logits is not None and logits is not None:
             self.on_logits(plan, logits)
-        if plan.adjusted is not None:
-            assert logits is not None, "samples of a step without any"
-            newest = NewestTokens(plan, self._last)
-            self._constrained = tuple(map(newest.placed, plan.adjusted.constrained))
-            adjusted = dataclasses.replace(plan.adjusted, constrained=self._constrained)
-            self._failures = self._adjuster.choose(adjusted, batch, logits, newest, plan.banned)
-            self._judge(batch, computed.hidden, plan.request_ids)
-        if batch.logprobs is not None and self._logprobs is not None and logits is not None:
-            samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
-            self._logprobs = self._logprobs._replace(samples=samples)
+        if plan.adjusted is None:
+            return self._launched(plan, batch, logits)
+        assert logits is not None, "samples of a step without any"
+        choice = Choice(self._adjuster, plan, plan.adjusted, self._last)
+        self._constrained = choice.constrained
+        finish = partial(self._finish_choice, plan, batch, hidden, logits)
+        if choice.waits_for_masks_alone and self._speculator is None and self._link is None:
+            return DeferredStep(self._last, choice.begin, finish)
+        return finish(choice.begin())
+
+    @torch.inference_mode()
+    def _finish_choice(
+        self, plan: SchedulerOutput, batch: BatchView, hidden: Tensor, logits: Tensor, begun: BegunChoice
+    ) -> LaunchedStep:
+        """Choose adjusted samples anew, and judge drafts by them."""
+        try:
+            self._failures = self._adjuster.finish(begun, batch, logits, plan.banned)
+            self._judge(batch, hidden, plan.request_ids)
+            return self._launched(plan, batch, logits)
+        except BaseException:
+            self.forget()
+            raise
 
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
         """The step in the input batch, and what it computed."""
@@ -373,25 +386,15 @@ class ModelRunner:
             hidden, sums = self._parts(computed)
             self._speculator.finish(batch, self._draft_rows, hidden, sums, request_ids)
 
-    def _launched(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Start the tokens in flight to the host: the next step overwrites where they are."""
-        sampled, logprobs = self._input_batch.sampled(plan.num_samples), self._logprobs
+    def _launched(self, plan: SchedulerOutput, batch: BatchView, logits: Tensor | None) -> LaunchedStep:
+        """Start what a step came to in flight to the host: the next step overwrites where it is."""
+        if batch.logprobs is not None and self._logprobs is not None and logits is not None:
+            samples = sample_logprobs(batch.logprobs, logits, batch.sampled, self._num_valid_ids)
+            self._logprobs = self._logprobs._replace(samples=samples)
         speculator = self._speculator if self._samples else None
-        verdict = None if speculator is None else speculator.verdict(plan.num_rows)
-        grammars = self._adjuster.grammars
-        is_read = bool(self._constrained) or self._link is not None
-        left = speculator.left(plan.num_rows) if speculator is not None and is_read else None
-        if sampled.device.type != "cuda":
-            verdict = None if verdict is None else verdict.clone()
-            step = plan, sampled.clone(), logprobs, None, self._failures, grammars, verdict
-            return LaunchedStep(*step, self._pooled, self._constrained, left)
-        staged = copy_to_host(sampled)
-        verdict = None if verdict is None else copy_to_host(verdict)
-        left = None if left is None else copy_to_host(left)
-        logprobs = logprobs and logprobs.each(copy_to_host)
-        pooled = None if self._pooled is None else copy_to_host(self._pooled)
-        failure = None if self._link is None else self._link.failure(copy_to_host)
-        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        step = plan, staged, logprobs, arrived, self._failures, grammars, verdict
-        return LaunchedStep(*step, pooled, self._constrained, left, failure)
+        verdict = speculator.verdict(plan.num_rows) if speculator else None
+        left = speculator.left(plan.num_rows) if speculator and (self._constrained or self._link) else None
+        failure = None if self._link is None else self._link.failure()
+        sampled = self._input_batch.sampled(plan.num_samples)
+        results = StepResults(sampled, verdict, left, self._logprobs, self._pooled, failure)
+        return LaunchedStep(plan, results, self._failures, self._adjuster.grammars, self._constrained)

@@ -76,9 +76,9 @@ class StageLink:
         if self._gives is not None:
             self._send(message, len(message))
 
-    def failure(self, copy: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """A copy that says whether a stage before has failed at the step, int32 [1], read once it is over."""
-        return None if self._received is None else copy(failure_of(self._received))
+    def failure(self) -> Tensor | None:
+        """What says whether a stage before has failed at the step, int32 [1], once it is over."""
+        return None if self._received is None else failure_of(self._received)
 
     def _send(self, message: Tensor | None, size: int) -> None:
         outgoing = next(self._buffers)

@@ -34,6 +34,7 @@ from lamina.runtime.worker.grammar_masks import GrammarMasks
 from lamina.runtime.worker.input_batch import NO_SLOT, InputBatch
 from lamina.runtime.worker.launched_step import LaunchedStep
 from lamina.runtime.worker.speculator import Speculator
+from lamina.runtime.worker.step_results import StepResults
 
 from .asking import SMALL
 from .asking import assert_idle as assert_served
@@ -227,7 +228,8 @@ class Server:
         verdict = self.speculator.verdict(plan.num_rows).clone()
         tokens = torch.tensor(sampled, dtype=torch.int32)
         left = self.speculator.left(plan.num_rows) if self.config.num_batches > 1 else None
-        step = LaunchedStep(plan, tokens, None, None, {}, GrammarMasks(None), verdict, left=left)
+        results = StepResults(sampled=tokens, verdict=verdict, left=left)
+        step = LaunchedStep(plan, results, {}, GrammarMasks(None))
         wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
         found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
         return dataclasses.replace(step.read(), logprobs=StepLogprobs(samples=found, prompts=()))

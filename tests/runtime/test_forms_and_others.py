@@ -182,7 +182,7 @@ def test_an_answer_that_is_given_up_anywhere_leaves_the_next_as_it_is(runtimes, 
 
 
 def test_masks_are_filled_while_the_step_runs_whose_samples_they_are_for(tiny_text_folder, monkeypatch):
-    """With two steps in flight: the forward is launched, the tokens before it are read, masks are made."""
+    """With two steps in flight: the forward, then what the tokens before it end or begin, then the masks."""
     events = []
 
     def note(kind, name, event):
@@ -200,5 +200,5 @@ def test_masks_are_filled_while_the_step_runs_whose_samples_they_are_for(tiny_te
     with Runtime.from_pretrained(tiny_text_folder, **SETTINGS, jump_forward=False) as runtime:
         params = SamplingParams(structured_outputs=StructuredOutputs(regex="[ab]{6}"), max_tokens=5)
         runtime.generate(["Once", "upon", "a"], params)
-    step = ["forward", "tokens", "masks", "sample", "read"]
+    step = ["forward", "tokens", "read", "masks", "sample"]
     assert events[events.index("tokens") - 1 :] == [*step * 4, "read"]

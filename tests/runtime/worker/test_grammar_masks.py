@@ -186,12 +186,12 @@ class Rows:
     """Constrained samples of one step, each at its own place of its own answer."""
 
     def __init__(self, compiler, grammars, jump_forward=True):
-        self.masks = GrammarMasks(compiler.matcher, jump_forward=jump_forward)
+        self.masks = GrammarMasks(compiler.matcher, jump_forward=jump_forward, num_threads=3)
         self.words = width(compiler)
         for number, grammar in enumerate(grammars):
             self.masks.add(str(number), grammar)
 
-    def restrict(self, tokens, drafts=None, banned=None, allowed=-1):
+    def restrict(self, tokens, drafts=None, banned=None):
         """The bits left of each sample, the samples of a row one after another, and what failed."""
         drafts = drafts or [()] * len(tokens)
         firsts = np.cumsum([0] + [1 + len(own) for own in drafts]).tolist()
@@ -199,7 +199,7 @@ class Rows:
             Constrained(first, number, str(number), len(own), True, tuple(draft))
             for number, (first, own, draft) in enumerate(zip(firsts, tokens, drafts, strict=False))
         ]
-        bits = np.full((firsts[-1], self.words), allowed, np.int32)
+        bits = np.full((firsts[-1], self.words), 0x5A5A5A5A, np.int32)  # what is there counts for nothing
         newest = lambda one, count: tokens[one.row][-count:]  # noqa: E731
         failures = self.masks.restrict(bits, constrained, newest, banned or {})
         return [ids_of(row) for row in bits], failures
@@ -218,13 +218,13 @@ def rows(compiler):
         each.masks.close()
 
 
-@pytest.mark.parametrize("slow, worth", [(math.inf, 0), (-1, -1)], ids=["by one thread", "by several"])
+@pytest.mark.parametrize("worth", [math.inf, -1], ids=["at once", "beside"])
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_rows_with_drafts_and_without_have_their_own_masks_in_one_step(
-    compiler, rows, count, slow, worth, monkeypatch
+    compiler, rows, count, worth, monkeypatch
 ):
-    monkeypatch.setattr(grammar_masks, "SLOW", slow)
-    monkeypatch.setattr(grammar_masks, "WORTH_THREADS", worth)
+    monkeypatch.setattr(grammar_masks, "WORTH_A_THREAD", worth)
+    monkeypatch.setattr(grammar_masks, "ROWS_OF_A_LEXER", 1)
     grammars = [form(regex) for regex in ("[ab]{2,9}", "x+y", "unique", "")] * 3
     answers = [one_by_one(compiler, grammar, random.Random(7).choice) for grammar in grammars[:count]]
     step = rows(grammars[:count])
@@ -248,6 +248,30 @@ def test_a_row_with_nothing_left_fails_at_its_own_sample_and_later_ones_have_no_
     assert found[0], "a sample that fails keeps a bit"
     assert failures["0"].num_drafts == 0
     assert isinstance(failures["0"].error, RequestError)
+
+
+def test_a_sample_that_is_held_leaves_who_has_its_id_later_alone(compiler, rows):
+    step = rows([form("[ab]{2,9}")])
+    one, bits = Constrained(0, 0, "0", 0), np.zeros((1, width(compiler)), np.int32)
+    step.restrict([[]])
+    held = step.masks.held([one._replace(num_output=1)])
+    step.masks.add("0", form("x+y"))
+    (first, *_), _ = one_by_one(compiler, form("[ab]{2,9}"), min)
+    making = step.masks.begin(bits, held, lambda _, count: [first] * count)
+    assert step.masks.finish(making, {}) == {}
+    (own,), failures = step.restrict([[]])
+    _, allowed = one_by_one(compiler, form("x+y"), min)
+    assert (own, failures) == (allowed[0], {})
+
+
+def test_a_sample_whose_request_is_gone_is_as_free_as_its_parameters(compiler, rows):
+    step = rows([form("[ab]{2,9}"), form("x+y")])
+    bits, limit = np.zeros((2, width(compiler)), np.int32), np.full(width(compiler), 5, np.int32)
+    step.masks.remove("0")
+    held = step.masks.held([Constrained(which, which, str(which), 0) for which in range(2)])
+    failures = step.masks.finish(step.masks.begin(bits, held, pytest.fail, {0: limit}), {})
+    _, allowed = one_by_one(compiler, form("x+y"), min)
+    assert (ids_of(bits[0]), ids_of(bits[1]), failures) == (ids_of(limit), allowed[0], {})
 
 
 class Limited:
@@ -275,7 +299,7 @@ def test_a_matcher_that_cannot_follow_a_draft_fails_where_that_holds_alone(compi
     tokens, allowed = one_by_one(compiler, grammar, max)
     others, _ = one_by_one(compiler, grammar, min)
     step, plain = rows([grammar]), compiler.matcher
-    step.masks._new_matcher = lambda grammar: Limited(plain(grammar), tokens[1])
+    step.masks._new_matcher = lambda *lexer: Limited(plain(*lexer), tokens[1])
     step.masks.add("0", grammar)
     found, failures = step.restrict([[]], [tokens[:3]])
     assert found[:3] == [allowed[0], allowed[1], []]
