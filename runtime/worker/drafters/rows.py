@@ -33,19 +33,20 @@ def one_a_row(step: DraftInput, token_ids: Tensor, positions: Tensor, block_size
 
 
 def one_further(step: DraftInput, token_ids: Tensor, block_size: int) -> BatchView:
-    """The same tokens of a decode step one position on, of rows that have equally many.
+    """The same tokens of a step one position on, where all of them are sampled behind.
 
-    token_ids [tokens] int32 are those that stand there.
+    token_ids [tokens] int32 are those that stand there. Rows have any numbers of tokens, as some have drafts.
     """
-    batch, num_rows = step.batch, len(step.capacities)
-    each = len(batch.token_ids) // num_rows
-    rows = torch.arange(len(batch.token_ids), device=token_ids.device) // each
+    batch, ends = step.batch, step.batch.query_start_loc[1:]
+    places = torch.arange(len(batch.token_ids), dtype=torch.int32, device=token_ids.device)
+    rows = torch.bucketize(places, ends, right=True).clamp(max=len(ends) - 1)  # of padding the last
+    each = ends - batch.query_start_loc[:-1]
     lengths = torch.minimum(batch.seq_lens + 1, step.capacities)
     return _moved(
         step,
         token_ids,
         batch.positions + 1,
-        torch.where(step.is_sampling, lengths, each).clamp(min=each),
+        torch.maximum(torch.where(step.is_sampling, lengths, each), each),
         rows,
         step.capacities.index_select(0, rows),
         step.is_sampling.index_select(0, rows),

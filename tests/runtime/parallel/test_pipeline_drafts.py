@@ -81,7 +81,7 @@ def test_random_traffic_has_the_tokens_of_one_process(
 
 @pytest.mark.parametrize("tensor_parallel, stages", STAGES)
 def test_a_twin_of_the_model_drafts_what_the_model_draws(
-    tensor_parallel: int, stages: int, tiny_folder: Path
+    tensor_parallel: int, stages: int, tiny_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens, _ = run(tiny_folder, None)
     ranks = {"tensor_parallel": tensor_parallel, "pipeline_parallel": stages}
@@ -89,6 +89,7 @@ def test_a_twin_of_the_model_drafts_what_the_model_draws(
         found, counts = run(tiny_folder, Draft(model=tiny_folder, k=3), **ranks)
     assert found == tokens
     assert counts["accepted_tokens"] == counts["draft_tokens"] > 20
+    assert not caplog.messages, "steps that failed"
 
 
 @pytest.mark.parametrize("tensor_parallel, stages", STAGES)
