@@ -17,10 +17,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests" / "gpu"
 PYTEST = ("-m", "pytest", "-n0", "-p", "no:cacheprovider", "-q", "--tb=short")
+OF_RANKS = "(two_gpus and llama) or bfloat16 or killed or every_way or greedy"  # a family is enough
+OF_STAGES = "(two_stages and llama) or bfloat16 or drafts or killed"
 SHAPE = ("--repeats", "3", "--batches", "1", "32", "256", "--prefills", "2048")
 LINES_OF_FAILURE = 30
 LINES_OF_RESULT = 14
-CLOSING_SECONDS = 5.0  # for the processes of a part that is late to be gone
+CLOSING_SECONDS = 8.0  # for a part that is late to end by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,9 @@ def parts_of(output: Path, shape: str) -> tuple[Part, ...]:
     fp8 = ("--quantization", "fp8", "--no-mixed")
     sums = (str(HERE / "all_reduce.py"), "--ranks", "2", "--rounds", "10")
     return (
-        Part(
-            "tests of ranks",
-            (
-                *PYTEST,
-                str(TESTS / "test_tensor_parallel.py"),
-                "-k",
-                "two_gpus or bfloat16 or killed or every_way or greedy",
-            ),
-            110,
-        ),
-        Part("tests of stages", (*PYTEST, str(TESTS / "test_pipeline_parallel.py")), 90),
+        Part("tests of ranks", (*PYTEST, str(TESTS / "test_tensor_parallel.py"), "-k", OF_RANKS), 170),
         whole("ranks bfloat16", 100, *tensor),
+        Part("tests of stages", (*PYTEST, str(TESTS / "test_pipeline_parallel.py"), "-k", OF_STAGES), 110),
         whole("stages bfloat16", 75, *pipeline),
         Part("sums", (*sums, "--output", str(output / "sums.json")), 30),
         whole("ranks fp8", 80, *tensor, *fp8),
@@ -66,7 +59,7 @@ def main() -> None:
     """Run the parts in order until all are over or the time is, print what each came to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help="beginnings of names, in place of all parts")
-    parser.add_argument("--seconds", type=int, default=480, help="for all parts together")
+    parser.add_argument("--seconds", type=int, default=540, help="for all parts together")
     parser.add_argument("--shape", default="8b", help="of the models, as of benchmarks/gpu.py")
     parser.add_argument("--output", type=Path, default=Path("/tmp/lamina-several-gpus"), help="a folder")
     options = parser.parse_args()
@@ -108,10 +101,13 @@ def run(part: Part, output: Path, limit: float) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a part; its workers end with it."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    time.sleep(CLOSING_SECONDS)
+    """End a part, which may say first what it has found; its workers end with it."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(CLOSING_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _results(lines: Sequence[str]) -> list[str]:
