@@ -29,6 +29,8 @@ STAGES = [
     pytest.param(1, 2, id="two stages"),
     pytest.param(2, 2, id="two stages of two ranks", marks=pytest.mark.long),
 ]
+DEAREST = {"eagle-3 of an odd number of ids", "eagle-3 with a norm before fc"}
+KINDS = [pytest.param(kind, marks=pytest.mark.long if kind in DEAREST else ()) for kind in HEADS]
 Proposals = dict[tuple[str, int], list[int]]  # by request and how many of its tokens are computed
 
 
@@ -93,7 +95,7 @@ def test_a_twin_of_the_model_drafts_what_the_model_draws(
 
 
 @pytest.mark.parametrize("tensor_parallel, stages", STAGES)
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_heads_draft_what_they_draft_in_one_process(
     kind: str, tensor_parallel: int, stages: int, tiny_folder: Path, tmp_path: Path
 ) -> None:
