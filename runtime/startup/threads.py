@@ -11,6 +11,7 @@ from ...common import env
 from ...common.forks import lost_threads
 from ...common.logging import get_logger, log_once
 from .control_groups import cpu_quota, read
+from .core_layout import remarks
 
 logger = get_logger("runtime")
 CPUS = Path("/sys/devices/system/cpu")
@@ -44,7 +45,8 @@ def choose_threads(num_engines: int = 1) -> Threads:
     """What the user set, in the environment or by torch.set_num_threads, else one for each core at hand.
 
     A second thread of the same core only takes turns with the first, and one more than a container's quota
-    pays for makes all others wait at every barrier. Threads stay where the system puts them unless
+    pays for makes all others wait at every barrier. Slower cores are counted as others are: chunks of work
+    are claimed, so that they take fewer. Threads stay where the system puts them unless
     OMP_PROC_BIND or OMP_PLACES binds them: other processes may use the same cores.
     """
     current, binding = torch.get_num_threads(), f"{env.omp_binding() or 'not bound'} to cores"
@@ -60,7 +62,7 @@ def choose_threads(num_engines: int = 1) -> Threads:
         count, why = max(1, int(quota)), f"what this control group may use of {cores} cores"
     if num_engines > 1:
         count, why = max(1, count // num_engines), f"{why}, shared by {num_engines} engines"
-    return Threads(count=count, reason=f"{why}; {binding}")
+    return Threads(count=count, reason="; ".join((why, binding, *remarks(cpus))))
 
 
 def usable_cpus() -> frozenset[int]:

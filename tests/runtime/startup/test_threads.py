@@ -26,6 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(threads, "usable_cpus", lambda: frozenset(range(8)))
     monkeypatch.setattr(threads, "num_cores", lambda cpus: len(cpus) // 2)
     monkeypatch.setattr(threads, "cpu_quota", lambda: None)
+    monkeypatch.setattr(threads, "remarks", lambda cpus: ())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     return monkeypatch
 
