@@ -49,7 +49,7 @@ def remarks(cpus: frozenset[int], devices: Path = DEVICES) -> tuple[str, ...]:
         found.append(f"{len(slower)} of the CPUs are slower ones, which take less of the work")
     if nodes > 1:
         found.append(
-            f"in {nodes} NUMA nodes, which are not told apart: for the bandwidth of all, run a process a node "
-            "(numactl --cpunodebind=0 --membind=0) or spread memory (numactl --interleave=all)"
+            f"in {nodes} NUMA nodes, which are treated alike: for the bandwidth of all, run a process a "
+            "node (numactl --cpunodebind=0 --membind=0) or spread memory (numactl --interleave=all)"
         )
     return tuple(found)
