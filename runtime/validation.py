@@ -20,6 +20,8 @@ def as_int(value: object) -> int | None:
 
     Truth values are no integers, of whatever library.
     """
+    if type(value) is int:  # as nearly always
+        return value
     if isinstance(value, bool) or not _is_scalar(value):
         return None
     try:
@@ -30,6 +32,8 @@ def as_int(value: object) -> int | None:
 
 def as_float(value: object) -> float:
     """Returns a number of Python, numpy or a tensor without dimensions as a plain float, else NaN."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not _is_scalar(value):
         return math.nan
     if not (hasattr(type(value), "__float__") or hasattr(type(value), "__index__")):
@@ -93,7 +97,10 @@ def items(name: str, values: Any, most: int) -> list[Any]:
     """
     if values is None:
         return []
-    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
+    is_sequence = type(values) in (list, tuple) or (
+        isinstance(values, Iterable) and not isinstance(values, (str, bytes, bytearray, Mapping))
+    )
+    if not is_sequence:
         raise RequestError(f"{name} is {shown(values)}; wanted a sequence")
     try:
         held = list(itertools.islice(values, most + 1))
