@@ -225,14 +225,12 @@ class Server:
 
     def verdict(self, plan, sampled):
         """What a runner gives of a step with drafts: log-probabilities are of every sample."""
-        verdict = self.speculator.verdict(plan.num_rows).clone()
-        tokens = torch.tensor(sampled, dtype=torch.int32)
         left = self.speculator.left(plan.num_rows) if self.config.num_batches > 1 else None
-        results = StepResults(sampled=tokens, verdict=verdict, left=left)
-        step = LaunchedStep(plan, results, {}, GrammarMasks(None))
+        results = StepResults(torch.tensor(sampled).int(), self.speculator.verdict(plan.num_rows), left)
         wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
         found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
-        return dataclasses.replace(step.read(), logprobs=StepLogprobs(samples=found, prompts=()))
+        output = LaunchedStep(plan, results, {}, GrammarMasks(None)).read()
+        return dataclasses.replace(output, logprobs=StepLogprobs(samples=found, prompts=()))
 
     def whole(self, request):
         """The prompt and the answer of a request, as it is without others."""
@@ -244,10 +242,9 @@ class Server:
         """Of some that are sampled the tokens that come next, right ones and, after the end, any."""
         found = {}
         for part in self.parts(plan) if self.forced else ():
-            request = self.requests[part.request_id]
+            request, own = self.requests[part.request_id], self.newest[plan.step]
             if part.samples and request.params.logprobs is None and self.lots.random() < 0.5:
-                tokens = [*self.whole(request), *range(self.forced)]
-                first = self.newest[plan.step][part.request_id] + 1
+                tokens, first = [*self.whole(request), *range(self.forced)], own[part.request_id] + 1
                 found[part.request_id] = tuple(tokens[first : first + self.lots.randint(1, self.forced)])
         return found
 

@@ -46,23 +46,7 @@ def compiler(request, bbpe_tokenizer):
     """For a tokenizer of bytes, and for one of words beside them: texts have several tokenizations."""
     tokenizer = bbpe_tokenizer()
     if request.param == "words":
-        words = [
-            "on",
-            "ce",
-            " up",
-            "on",
-            "the",
-            "end",
-            "xy",
-            "xyz",
-            '"b',
-            '":',
-            '{"',
-            "na",
-            "me",
-            "a a",
-            "aa",
-        ]
+        words = ["on", "ce", " up", "the", "end", "xy", "xyz", '"b', '":', '{"', "na", "me", "a a", "aa"]
         tokenizer = trained(words)
     text = tokenizer.backend_tokenizer.to_str()
     eos = tokenizer.eos_token_id
@@ -257,8 +241,7 @@ def test_a_sample_that_is_held_leaves_who_has_its_id_later_alone(compiler, rows)
     held = step.masks.held([one._replace(num_output=1)])
     step.masks.add("0", form("x+y"))
     (first, *_), _ = one_by_one(compiler, form("[ab]{2,9}"), min)
-    making = step.masks.begin(bits, held, lambda _, count: [first] * count)
-    assert step.masks.finish(making, {}) == {}
+    assert step.masks.finish(step.masks.begin(bits, held, lambda _, count: [first] * count), {}) == {}
     (own,), failures = step.restrict([[]])
     _, allowed = one_by_one(compiler, form("x+y"), min)
     assert (own, failures) == (allowed[0], {})
