@@ -34,10 +34,10 @@ class VocabularyPart:
         own[:, self._num_valid :] = float("-inf")
         ban(own, banned - self._first)
         largest, ids = own.max(dim=1)
-        told = torch.stack((largest.double(), (ids + self._first).double()), dim=1).unsqueeze(0)
-        told = self._group.all_gather(told, 0)  # [ranks, n, 2]
-        largest, rank = told[:, :, 0].max(dim=0)  # the first of equals, whose ids are the lowest
-        chosen = told[:, :, 1].gather(0, rank.unsqueeze(0)).squeeze(0)
+        winners = torch.stack((largest.double(), (ids + self._first).double()), dim=1).unsqueeze(0)
+        winners = self._group.all_gather(winners, 0)  # [ranks, n, 2]
+        largest, rank = winners[:, :, 0].max(dim=0)  # the first of equals, whose ids are the lowest
+        chosen = winners[:, :, 1].gather(0, rank.unsqueeze(0)).squeeze(0)
         out.copy_(torch.where(largest.isfinite(), chosen, BROKEN))
 
 
