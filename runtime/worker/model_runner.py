@@ -91,7 +91,7 @@ class ModelRunner:
         calls = None if adapted is None else adapted.cpu_call_graphs
         self._adapted_graphs = adapted and new(adapted.forward, cpu_call_graphs=calls, adapts=True)
         self.host_blocks = host_blocks
-        self.on_logits: OnLogits | None = None  # sees what a step samples from, before it is adjusted
+        self.on_logits: OnLogits | None = None  # sees what a step samples from: on all ranks, or on none
         self._num_without_cuda_graph = 0
         self._logprobs: LogprobsTensors | None = None  # that the last step wants
         self._failures: Mapping[str, Failure] = {}  # of requests in the last step

@@ -186,8 +186,8 @@ def make(closed):
         return y
     return forward
 """
-# Which parts of the world count for a line, where it is not the part of its own name alone: a class and an
-# enum whole, of an object the names of its attributes, of a dict its keys.
+# Which parts of the world count for a line, where it is not the part of its own name alone: a class whole, of
+# an enum the members that are read, of an object the names of its attributes, of a dict its keys.
 CLASS = ("method", "class_attribute", "property", "missing of a class")
 OBJECT = (*CLASS, "has")
 DICT = ("keys", "contains")
@@ -276,8 +276,10 @@ class World:
     @property
     def relevant(self) -> tuple[Any, ...]:
         """Two worlds that are equal here compute the same."""
-        parts = sorted({part for line in self.lines for part in parts_of(line)}.union(OF_EVERY_LINE))
-        return self.lines, tuple((part, self.value(part)) for part in parts)
+        parts = {part for line in self.lines for part in parts_of(line)}.union(OF_EVERY_LINE)
+        if "enum" not in self.lines and self.value("enum") > 1:
+            parts.discard("enum's value")  # of the other member, which nobody reads then
+        return self.lines, tuple((part, self.value(part)) for part in sorted(parts))
 
     @contextmanager
     def around(self) -> Iterator[Callable[..., Tensor]]:

@@ -45,7 +45,7 @@ def two_rank_sums_normed(state, step):
 def rank_sum_read_twice(state, step):
     total = all_reduce(state.x, RANKS)
     _normed(state, step, total, state.residual)
-    state.residual = state.residual + total
+    state.extras.append(total * 2)  # handed on, it could end where nobody reads it
 
 
 def rank_sum_added_to_itself(state, step):
