@@ -9,7 +9,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+# Code, in which nothing is a link; or a link, whose text may be code.
+CODE_OR_LINK = re.compile(r"```.*?```|`[^`\n]*`|\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", re.DOTALL)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -26,18 +27,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = markdown.replace("<details>", "<details markdown>")
     if source:
         markdown = re.sub(r'(src|srcset)="docs/', r'\1="', markdown)
-    parts = re.split(r"(```.*?```|`[^`\n]*`(?!\]))", markdown, flags=re.DOTALL)
-    return "".join(
-        part if index % 2 else LINK.sub(lambda link: _on_site(link, folder, page.file.src_uri), part)
-        for index, part in enumerate(parts)
-    )
+    return CODE_OR_LINK.sub(lambda found: _on_site(found, folder, page.file.src_uri), markdown)
 
 
-def _on_site(link: re.Match[str], folder: Path, page: str) -> str:
-    text, target = link.groups()
+def _on_site(found: re.Match[str], folder: Path, page: str) -> str:
+    text, target = found.groups()
+    if target is None:  # code
+        return found.group()
     path, mark, anchor = target.partition("#")
     if not path or "://" in path:
-        return link.group()
+        return found.group()
     file = (folder / path).resolve()
     if not file.exists() or not file.is_relative_to(ROOT):
         raise PluginError(f"{page}: no file for the link [{text}]({target})")
