@@ -354,3 +354,9 @@ def test_nan_of_an_earlier_call_is_forgotten(make_paged_case: MakeCase, length: 
 
 def test_an_empty_batch_is_no_work(make_paged_case: MakeCase) -> None:
     assert kernel(make_paged_case([], [])).shape[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_opcheck(make_paged_case: MakeCase, dtype: torch.dtype) -> None:
+    case = make_paged_case([5, 9, 0], [1, 4, 1], dtype=dtype)
+    torch.library.opcheck(torch.ops.lamina.paged_attention.default, tuple(case.to(dtype)))

@@ -74,9 +74,3 @@ def test_float64_is_served_by_the_formula_and_the_reason_is_said(make_paged_case
     chosen = select("paged_attention", device=CPU, dtype=torch.float64)
     assert chosen.name == "reference"
     assert "cpu does not take torch.float64" in chosen.reason
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_opcheck(make_paged_case: MakeCase, dtype: torch.dtype) -> None:
-    case = make_paged_case([5, 9, 0], [1, 4, 1], dtype=dtype)
-    torch.library.opcheck(torch.ops.lamina.paged_attention.default, tuple(case.to(dtype)))

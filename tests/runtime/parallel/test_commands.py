@@ -72,8 +72,6 @@ def test_stages_that_cannot_be_are_refused_by_name(tmp_path: Path) -> None:
         UnsupportedError, match=r"pipeline_parallel is 5, .* has 4 layers; wanted at most one"
     ):
         sizing(RuntimeConfig(model=folder, pipeline_parallel=5), say_nothing)
-    with pytest.raises(ConfigError, match="pipeline_parallel is 2 and speculative NGram"):
-        RuntimeConfig(model=folder, pipeline_parallel=2, speculative="ngram:3")
     with pytest.raises(ConfigError, match="executor is 'uniproc' and 2 ranks"):
         RuntimeConfig(model=folder, pipeline_parallel=2, executor="uniproc")
     with pytest.raises(ConfigError, match="pipeline_parallel is 2; wanted 1, since verify compares"):
