@@ -118,39 +118,16 @@ struct Q6_K : BlockReader {
   }
 };
 
-template <typename Format>
-struct FormatTag {
-  using Type = Format;
-};
-
-constexpr int64_t kMixture = 5;  // each row has a kind of its own, in its last byte
-
-// body(tag) with the format of a kind, by the numbers of custom_ops/linear_blocks/layout.py.
-template <typename Body>
-inline void with_format(int64_t kind, const Body& body) {
-  switch (kind) {
-    case 0:
-      return body(FormatTag<Q4_0>());
-    case 1:
-      return body(FormatTag<Q4_1>());
-    case 2:
-      return body(FormatTag<Q8_0>());
-    case 3:
-      return body(FormatTag<Q4_K>());
-    case 4:
-      return body(FormatTag<Q6_K>());
-  }
-}
-
 // `count` rows of whole blocks, each where it lies, as a group of sixteen; what is missing of those is zero.
 template <typename Format>
-inline void interleave(const uint8_t* rows, int count, int64_t blocks, int64_t row_bytes, uint8_t* group) {
+inline void interleave(const uint8_t* rows, int count, int64_t blocks, uint8_t* group) {
   std::memset(group, 0, blocks * Format::kBytes * kGroupRows);
   for (int64_t b = 0; b < blocks; b++) {
     const uint8_t* from = rows + b * Format::kBytes;
     for (const Region& region : Format::kRegions) {
       for (int at = 0; at < region.bytes; at += region.unit, group += region.unit * kGroupRows, from += region.unit)
-        for (int r = 0; r < count; r++) std::memcpy(group + r * region.unit, from + r * row_bytes, region.unit);
+        for (int r = 0; r < count; r++)
+          std::memcpy(group + r * region.unit, from + r * blocks * Format::kBytes, region.unit);
     }
   }
 }

@@ -32,11 +32,11 @@ struct LinearBlocks {
   const uint8_t* weight;  // groups of sixteen rows, interleaved; then those that are left, each as it lies
   const T* bias;          // or null
   T* out;                 // contiguous
-  int64_t rows, columns, row_bytes;
-  int64_t kind;  // of the blocks, or kMixture
-  bool gated;    // rows of a gate, then as many of what it gates
+  int64_t rows, columns;
+  bool gated;  // rows of a gate, then as many of what it gates
   int threads;
 
+  template <typename Format>
   void run() const {
     thread_local Buffer buffer;
     const int64_t spans = columns / kSpan, most = kQuantizedBytes / static_cast<int64_t>(sizeof(QuantizedSpan));
@@ -46,7 +46,7 @@ struct LinearBlocks {
     for (int64_t first = 0; first < tokens; first += chunk) {
       const int64_t count = std::min(chunk, tokens - first);
       quantize(first, count, quantized);
-      multiply(first, count, quantized);
+      multiply<Format>(first, count, quantized);
     }
   }
 
@@ -63,55 +63,42 @@ struct LinearBlocks {
     parallel_chunks(count, count * columns > kQuantizedAlone ? threads : 1, quantize_row);
   }
 
+  template <typename Format>
   void multiply(int64_t first, int64_t count, const QuantizedSpan* from) const {
     const int64_t groups = (out_rows() + kGroupRows - 1) / kGroupRows;
     const int64_t work = count * columns * kGroupRows,
                   grain = std::max<int64_t>(1, kMinChunk / std::max<int64_t>(1, work));
     const int at_once = work * groups > kMinParallelBlocks ? threads : 1;
     parallel_ranges(groups, grain, at_once, [&](int64_t begin, int64_t end) {
-      for (int64_t group = begin; group < end; group++) multiply_group(group * kGroupRows, first, count, from);
+      for (int64_t group = begin; group < end; group++) multiply_group<Format>(group * kGroupRows, first, count, from);
     });
   }
 
-  // Sixteen rows, interleaved.
-  struct Group {
-    const uint8_t* data;
-    int64_t kind;
-  };
-
+  template <typename Format>
   void multiply_group(int64_t row, int64_t first, int64_t count, const QuantizedSpan* from) const {
-    const Group own = find_group(row, 0), other = gated ? find_group(out_rows() + row, 1) : Group{};
+    const uint8_t* own = find_group<Format>(row, 0);
+    const uint8_t* other = gated ? find_group<Format>(out_rows() + row, 1) : nullptr;
     for (int64_t t = 0; t < count; t += kTile) {
       const int some = static_cast<int>(std::min<int64_t>(kTile, count - t));
       for (int lane = 0; lane < kGroupRows; lane += kLanes) {
         Vec sums[2][kTile];
-        multiply_lanes(own, lane, from + t, count, some, sums[0]);
-        if (gated) multiply_lanes(other, lane, from + t, count, some, sums[1]);
+        multiply_some<Format, kTile>(own, lane, from + t, count, some, sums[0]);
+        if (gated) multiply_some<Format, kTile>(other, lane, from + t, count, some, sums[1]);
         for (int i = 0; i < some; i++) write(first + t + i, row + lane, sums[0][i], sums[1][i]);
       }
     }
   }
 
-  // Those from `row` on, interleaved now where they are the last and fewer.
-  Group find_group(int64_t row, int which) const {
+  // Sixteen rows, interleaved now where they are the last and fewer.
+  template <typename Format>
+  const uint8_t* find_group(int64_t row, int which) const {
+    const int64_t blocks = columns / Format::kColumns, row_bytes = blocks * Format::kBytes;
     const uint8_t* group = weight + row * row_bytes;
-    const int64_t count = std::min<int64_t>(rows - row, kGroupRows);
-    const int64_t own_kind = kind == kMixture ? group[count * row_bytes - 1] : kind;
-    if (count == kGroupRows) return {group, own_kind};
+    if (rows - row >= kGroupRows) return group;
     thread_local Buffer buffers[2];
     auto* own = reinterpret_cast<uint8_t*>(buffers[which].reserve(row_bytes * kGroupRows / sizeof(float) + 1));
-    with_format(own_kind, [&](auto tag) {
-      using Format = typename decltype(tag)::Type;
-      interleave<Format>(group, static_cast<int>(count), columns / Format::kColumns, row_bytes, own);
-    });
-    return {own, own_kind};
-  }
-
-  void multiply_lanes(const Group& group, int lane, const QuantizedSpan* x, int64_t stride, int count,
-                      Vec* sums) const {
-    with_format(group.kind, [&](auto tag) {
-      multiply_some<typename decltype(tag)::Type, kTile>(group.data, lane, x, stride, count, sums);
-    });
+    interleave<Format>(group, static_cast<int>(rows - row), blocks, own);
+    return own;
   }
 
   template <typename Format, int some>

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from .._shared.cpu_kernel import DEVICES, DTYPES, CpuKernel, by_rows
 from .._shared.registry import Provider
-from .layout import GROUP, find_kind
+from .layout import GROUP, KINDS
 
 
 @functools.cache
 def find_kernel() -> CpuKernel:
     """Build or load the kernel, once."""
-    return CpuKernel("linear_blocks", "12q")  # struct LinearBlocksArguments
+    return CpuKernel("linear_blocks", "11q")  # struct LinearBlocksArguments
 
 
 def load() -> Callable[..., Tensor]:
@@ -37,8 +37,7 @@ def linear_blocks(
     find_kernel()(
         x.dtype,
         *(x.data_ptr(), x.stride(0), weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
-        *(out.data_ptr(), num_tokens, rows, columns, weight.shape[1]),
-        *(find_kind(kind).code, silu_and_mul),
+        *(out.data_ptr(), num_tokens, rows, columns, KINDS[kind].code, silu_and_mul),
         torch.get_num_threads(),
     )
     return out

@@ -3,13 +3,9 @@
 Interleaved, sixteen rows are a group in one piece, block after block. Of a block each region, its scales or
 its numbers, has its first unit of all sixteen rows, then the second of all: a vector then holds as many rows
 as it has lanes. What is left beyond a multiple of sixteen lies by rows. Each byte of a file is there once.
-
-Rows of several kinds are a mixture, "Q4_K|Q6_K": each as wide as the widest, with the code of its kind in the
-last byte. The rows of a group are of one kind, and what they have together is at its beginning.
 """
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +15,6 @@ from torch import Tensor
 GROUP = 16  # rows that are interleaved
 SPAN = 32  # columns of x that share a scale
 AT_ONCE = 1 << 24  # bytes
-SEPARATOR = "|"  # of the names of a mixture's kinds
-LABEL_BYTES = 2  # behind a row of a mixture: what follows is where a float16 may be
 
 
 class Numbers(NamedTuple):
@@ -63,68 +57,6 @@ class Kind:
         return self.unpack(torch.unflatten(rows, 1, (-1, self.num_bytes)))
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Kinds of which each row has one."""
-
-    kinds: tuple[str, ...]
-    code = 5  # in csrc/linear_blocks/cpu.cpp: each row's own is behind it
-
-    @property
-    def columns(self) -> int:
-        """That are whole blocks of every kind."""
-        return max(KINDS[kind].columns for kind in self.kinds)
-
-    def row_bytes(self, columns: int) -> int:
-        """Of so many columns in the widest kind, and of the label behind them."""
-        return max(KINDS[kind].row_bytes(columns) for kind in self.kinds) + LABEL_BYTES
-
-    def num_columns(self, row_bytes: int) -> int:
-        """Of so many bytes."""
-        return min(KINDS[kind].num_columns(row_bytes - LABEL_BYTES) for kind in self.kinds)
-
-
-@functools.cache
-def find_kind(name: str) -> Kind | Mixture:
-    """The kind of that name, or the mixture of kinds "A|B". KeyError for no such."""
-    kinds = name.split(SEPARATOR)
-    found = [KINDS[kind] for kind in kinds]
-    return found[0] if len(kinds) == 1 else Mixture(tuple(kinds))
-
-
-def mixture_of(kinds: Sequence[str]) -> str:
-    """The name for rows of these kinds: of a mixture where they differ."""
-    return SEPARATOR.join(sorted(set(kinds)))
-
-
-def labelled(rows: Tensor, kind: str, mixture: str) -> Tensor:
-    """Rows of a kind as a mixture has them."""
-    columns = KINDS[kind].num_columns(rows.shape[1])
-    wide = rows.new_zeros((rows.shape[0], find_kind(mixture).row_bytes(columns)))
-    wide[:, : rows.shape[1]], wide[:, -1] = rows, KINDS[kind].code
-    return wide
-
-
-def rows_by_kind(rows: Tensor, kind: str) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Each kind that rows [n, bytes] have, which of them have it [m], and those as that kind has them."""
-    if kind in KINDS:
-        yield kind, torch.arange(rows.shape[0], device=rows.device), rows
-        return
-    columns = find_kind(kind).num_columns(rows.shape[1])
-    for one in kind.split(SEPARATOR):
-        where = (rows[:, -1] == KINDS[one].code).nonzero()[:, 0]
-        yield one, where, rows[where, : KINDS[one].row_bytes(columns)]
-
-
-def dense(rows: Tensor, kind: str) -> Tensor:
-    """float32 [n, columns] of rows, each where it lies."""
-    columns = find_kind(kind).num_columns(rows.shape[1])
-    out = torch.zeros((rows.shape[0], columns), device=rows.device)
-    for one, where, own in rows_by_kind(rows, kind):
-        out[where] = KINDS[one].numbers(own).dense()
-    return out
-
-
 def interleave(weight: Tensor, kind: str) -> Tensor:
     """Rows [n, bytes] in groups of sixteen; those that are left as they are."""
     return _in_groups(weight, kind, _interleaved)
@@ -145,28 +77,8 @@ def interleave_in_place(weight: Tensor, kind: str) -> None:
 
 def _in_groups(weight: Tensor, kind: str, change: Callable[[Tensor, Kind], Tensor]) -> Tensor:
     whole = weight.shape[0] // GROUP * GROUP
-    groups = weight[:whole].view(whole // GROUP, GROUP * weight.shape[1])
-    groups = change(groups, KINDS[kind]) if kind in KINDS else _mixed(groups, kind, change)
+    groups = change(weight[:whole].view(whole // GROUP, GROUP * weight.shape[1]), KINDS[kind])
     return torch.cat((groups.view(whole, weight.shape[1]), weight[whole:]))
-
-
-def _mixed(groups: Tensor, mixture: str, change: Callable[[Tensor, Kind], Tensor]) -> Tensor:
-    """Groups of a mixture, those of each kind as `change` has them where its bytes are all of a row."""
-    changed, width = groups.clone(), groups.shape[1] // GROUP
-    columns, is_apart = find_kind(mixture).num_columns(width), change is _apart
-    for name in mixture.split(SEPARATOR):
-        kind = KINDS[name]
-        where, size = (groups[:, -1] == kind.code).nonzero()[:, 0], kind.row_bytes(columns)
-        rows = groups[where]
-        if is_apart:
-            own = change(rows[:, : GROUP * size].contiguous(), kind).reshape(-1, GROUP, size)
-            lying = labelled(own.flatten(0, 1), name, mixture)
-            changed[where] = lying.view(-1, GROUP * width)
-        else:
-            own = rows.view(-1, GROUP, width)[:, :, :size].flatten(1)
-            rows[:, : GROUP * size] = change(own, kind).flatten(1)
-            changed[where] = rows
-    return changed
 
 
 def _interleaved(groups: Tensor, kind: Kind) -> Tensor:

@@ -7,14 +7,14 @@ from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from . import _cpu, reference
-from .layout import KINDS, find_kind
+from .layout import KINDS
 
 
 def linear_blocks(
     x: Tensor,  # [num_tokens, in_features]
     weight: Tensor,  # uint8 [out_features, bytes of a row], as layout.interleave has them
     bias: Tensor | None,  # [out_features] of x's dtype
-    kind: str,  # of the blocks, a key of layout.KINDS, or several, "A|B", of which each row names its own
+    kind: str,  # of the blocks, a key of layout.KINDS
     silu_and_mul: bool = False,
 ) -> Tensor:
     """x @ w.T + bias, [num_tokens, out_features], of x's dtype; with silu_and_mul that of it.
@@ -37,16 +37,13 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, silu_and_mu
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, silu_and_mul: bool = False) -> None:
-    try:
-        found = find_kind(kind)
-    except KeyError:
-        raise ShapeError(f"linear_blocks: kind is {kind!r}; wanted {', '.join(KINDS)}") from None
-    columns, fits = found.columns, x.dim() == 2 and weight.dim() == 2
-    row_bytes = found.row_bytes(x.shape[1]) if fits and x.shape[1] % columns == 0 else None
-    if not fits or weight.shape[1] != row_bytes:
+    if kind not in KINDS:
+        raise ShapeError(f"linear_blocks: kind is {kind!r}; wanted {', '.join(KINDS)}")
+    columns, size = KINDS[kind].columns, KINDS[kind].num_bytes
+    fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] % columns == 0
+    if not fits or weight.shape[1] != KINDS[kind].row_bytes(x.shape[1]):
         got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
-        size = f"{KINDS[kind].num_bytes} * in / {columns}" if kind in KINDS else row_bytes
-        wanted = f"[T, in] of blocks of {columns} columns, and [out, {size}]"
+        wanted = f"[T, in] of blocks of {columns} columns, and [out, {size} * in / {columns}]"
         raise ShapeError(f"linear_blocks: {got}; wanted {wanted} in {kind}")
     if weight.dtype != torch.uint8 or not weight.is_contiguous():
         raise ShapeError(f"linear_blocks: weight is {weight.dtype}; wanted torch.uint8, contiguous")

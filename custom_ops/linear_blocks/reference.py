@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._shared.fp8 import divided
 from ..silu_and_mul import reference as gate
-from .layout import KINDS, SPAN, Numbers, by_rows, rows_by_kind
+from .layout import KINDS, SPAN, Numbers, by_rows
 
 LARGEST = 127.0
 TINY = 2.0**-120  # LARGEST by less would be infinite
@@ -26,10 +26,8 @@ def linear_blocks(
 ) -> Tensor:
     """Whole numbers multiplied and summed exactly by spans; what those come to by both scales, in float32."""
     spans, rows = quantize(x.to(torch.float32)), by_rows(weight, kind)
-    out = x.new_zeros((x.shape[0], weight.shape[0]), dtype=torch.float32)
-    for one, where, own in rows_by_kind(rows, kind):
-        for some, part in zip(torch.split(where, FEW_ROWS), torch.split(own, FEW_ROWS), strict=True):
-            out[:, some] = _multiply(spans, KINDS[one].numbers(part))
+    wide = [_multiply(spans, KINDS[kind].numbers(part)) for part in torch.split(rows, FEW_ROWS)]
+    out = torch.cat(wide, dim=1) if wide else x.new_empty((x.shape[0], 0), dtype=torch.float32)
     out = (out if bias is None else out + bias.to(torch.float32)).to(x.dtype)
     return gate.silu_and_mul(out) if silu_and_mul else out
 

@@ -12,7 +12,6 @@ import xxhash
 from ...common.errors import LaminaError, StoreError
 from ...common.progress import Progress
 from ...common.store import Store
-from ...custom_ops.linear_blocks.layout import GROUP, mixture_of
 from ..config import ModelConfig
 from ..registry import find_model
 from .gguf_config import ROPE_TENSORS, checkpoint_config, family_of, row_order
@@ -24,7 +23,7 @@ from .safetensors_header import header
 from .shards import SINGLE_NAME
 from .weights import check_tensors
 
-CONVERTER_VERSION = 6
+CONVERTER_VERSION = 5
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
 EMBEDDING = "token_embd.weight"
@@ -124,7 +123,6 @@ def _write_configs(
             "quant_method": gguf_blocks.METHOD,
             "kept_as": kept_as,
             "modules": modules,
-            "mixtures": _mixtures(file, dtype, kept),
         }
     config = {name: value for name, value in config.items() if value is not None}
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
@@ -135,8 +133,7 @@ def _write_configs(
 def _kept_blocks(file: GGUFFile, dtype: torch.dtype, kept_as: str | None) -> dict[str, str]:
     """The kind of each weight that can stay as it lies, by its name in a checkpoint: of whole projections.
 
-    Of a projection of several weights each may have a kind of its own where blocks stay as they are. Among
-    those is a projection that is tied to the embedding, by the latter's kind.
+    Among blocks as they are is a projection that is tied to the embedding, by the latter's kind.
     """
     from gguf import GGMLQuantizationType
 
@@ -154,24 +151,9 @@ def _kept_blocks(file: GGUFFile, dtype: torch.dtype, kept_as: str | None) -> dic
         lying = sources if spec.tied_to is None else tuple(specs[spec.tied_to].source_shapes)
         own = {kinds.get(source) for source in lying}
         is_served = spec.tied_to is None or kept_as == "blocks"
-        rows = spec.source_shapes.values()
-        may_differ = kept_as == "blocks" and all(shape[0] % GROUP == 0 for shape in rows)
-        is_served &= len(own) == 1 or may_differ
-        if spec.projection and is_served and own <= set(gguf_blocks.KEPT[kept_as]):
+        if spec.projection and is_served and len(own) == 1 and own <= set(gguf_blocks.KEPT[kept_as]):
             kept |= dict(zip(sources, map(kinds.__getitem__, lying), strict=True))
     return kept
-
-
-def _mixtures(file: GGUFFile, dtype: torch.dtype, kept: Mapping[str, str]) -> dict[str, str]:
-    """The mixture that a projection of several kinds is kept in, by each of its modules."""
-    model = ModelConfig.from_dict(checkpoint_config(file, dtype), origin=str(file.path))
-    mixtures: dict[str, str] = {}
-    for spec in find_model(model.architecture).parameters(model).values():
-        kinds = [kept[source] for source in spec.source_shapes if source in kept]
-        if len(set(kinds)) > 1:
-            mixture = mixture_of(kinds)
-            mixtures |= dict.fromkeys((name.removesuffix(WEIGHT) for name in spec.source_shapes), mixture)
-    return mixtures
 
 
 def _write_tokenizer(file: GGUFFile, folder: Path, is_needed: bool) -> None:

@@ -9,17 +9,7 @@ from torch import Tensor
 
 from ... import custom_ops
 from ...common.errors import LoadError, UnsupportedError
-from ...custom_ops.linear_blocks.layout import (
-    KINDS,
-    SEPARATOR,
-    SPAN,
-    by_rows,
-    dense,
-    find_kind,
-    interleave_in_place,
-    labelled,
-    rows_by_kind,
-)
+from ...custom_ops.linear_blocks.layout import KINDS, SPAN, by_rows, interleave_in_place
 from .scheme import Parts, QuantScheme, Shape, find_scheme, largest_of, register_scheme
 
 HALF = torch.float16  # of scales and minimums
@@ -35,7 +25,7 @@ WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A kind of blocks, or a mixture of kinds: the one part is rows of them, uint8 [out, bytes of a row]."""
+    """A kind of blocks: the one part is rows of them, uint8 [out, bytes of a row]."""
 
     kind: str
     is_own: bool = False  # made of other weights by a setting, not a file's
@@ -45,7 +35,7 @@ class Blocks:
         return replace(
             scheme,
             tensors=self.tensors,
-            store=self.store,
+            store=STORES[self.kind],
             restore=self.restore,
             multiply=self.multiply,
             op="linear_blocks",
@@ -57,30 +47,16 @@ class Blocks:
 
     def tensors(self, shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
         """The rows. UnsupportedError for columns that are no whole blocks."""
-        kind = find_kind(self.kind)
-        if shape[1] % kind.columns:
+        columns = KINDS[self.kind].columns
+        if shape[1] % columns:
             raise UnsupportedError(
-                f"quantization in blocks of {self.kind} cannot keep {shape}; wanted columns by {kind.columns}"
+                f"quantization in blocks of {self.kind} cannot keep {shape}; wanted columns by {columns}"
             )
-        return {"": ((shape[0], kind.row_bytes(shape[1])), torch.uint8)}
-
-    def store(self, rows: Tensor, parts: Parts) -> None:
-        """In the blocks of their kind; a row of a mixture that has none yet gets the first."""
-        if self.kind in KINDS:
-            return STORES[self.kind](rows, parts)
-        first = self.kind.split(SEPARATOR)[0]
-        without = torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device)
-        for _, where, _ in rows_by_kind(parts[0], self.kind):
-            without[where] = False
-        parts[0][without, -1] = KINDS[first].code
-        for kind, where, own in rows_by_kind(parts[0], self.kind):
-            STORES[kind](rows[where], [own])
-            parts[0][where] = labelled(own, kind, self.kind)
-        return None
+        return {"": ((shape[0], KINDS[self.kind].row_bytes(shape[1])), torch.uint8)}
 
     def restore(self, parts: Parts) -> Tensor:
         """Each number by its scale, and its minimum added."""
-        return dense(parts[0], self.kind)
+        return KINDS[self.kind].numbers(parts[0]).dense()
 
     def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
         """lamina::linear_blocks."""
@@ -88,11 +64,6 @@ class Blocks:
 
     def share(self, columns: int, count: int) -> QuantScheme:
         """The same scheme. UnsupportedError for what cuts a block in two."""
-        if self.kind not in KINDS:
-            raise UnsupportedError(
-                f"quantization in blocks of {self.kind} keeps rows of {columns} columns whole, and ranks are "
-                f"to have {count} each; wanted tensor_parallel 1"
-            )
         if count % KINDS[self.kind].columns:
             raise UnsupportedError(
                 f"quantization in blocks of {self.kind} keeps rows of {columns} columns by "
@@ -271,10 +242,6 @@ register_scheme(Q4)
 
 @cache
 def in_blocks(kind: str) -> QuantScheme:
-    """The scheme for weights that a file has in blocks of that kind, or of a mixture of kinds."""
-    kinds = kind.split(SEPARATOR)
-    what = "; ".join(WHAT[one] for one in kinds)
-    kept = f"in the file's blocks of {' and '.join(kinds)}, row by row as the file has them: {what}"
-    if len(kinds) == 1:
-        kept = f"in the file's blocks of {kind}: {what}"
+    """The scheme for weights that a file has in blocks of that kind."""
+    kept = f"in the file's blocks of {kind}: {WHAT[kind]}"
     return Blocks(kind).keeping(replace(Q8, name=kind.lower(), kept=kept))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.common.errors import ShapeError
-from lamina.custom_ops import linear_blocks, silu_and_mul
+from lamina.custom_ops import linear_blocks
 from lamina.custom_ops.linear_blocks import _cpu, layout
 from lamina.custom_ops.linear_blocks.layout import KINDS
 from lamina.custom_ops.linear_blocks.reference import linear_blocks as formula
@@ -64,16 +64,6 @@ def operands(
     biases = torch.randn(rows, generator=generator).to(dtype)
     weight = layout.interleave(blocks_of(kind, rows, columns, seed), kind)
     return x, weight, biases if bias else None, kind
-
-
-def mixed(runs: list[tuple[str, int]], columns: int) -> tuple[Tensor, str]:
-    """Groups of rows, each of a kind, as a mixture has them; and its name."""
-    name = layout.mixture_of([kind for kind, _ in runs])
-    rows = [
-        layout.labelled(blocks_of(kind, layout.GROUP * count, columns, seed), kind, name)
-        for seed, (kind, count) in enumerate(runs)
-    ]
-    return torch.cat(rows), name
 
 
 def dequantized(weight: Tensor, kind: str) -> Tensor:
@@ -300,58 +290,3 @@ def test_arguments_that_do_not_fit_are_named(change: dict[str, object], message:
 def test_a_gate_needs_as_many_rows_as_what_it_gates() -> None:
     with pytest.raises(ShapeError, match="weight has 5 rows"):
         linear_blocks(*operands("Q4_1", 3, 5, 2, torch.float32), True)
-
-
-RUNS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.integers(1, 3)), min_size=2, max_size=4).filter(
-    lambda runs: len({kind for kind, _ in runs}) > 1
-)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@given(
-    runs=RUNS,
-    num_tokens=TOKENS,
-    dtype=st.sampled_from(DTYPES),
-    columns=st.sampled_from([256, 768]),
-    gated=st.booleans(),
-)
-def test_rows_of_a_mixture_are_multiplied_as_those_of_their_own_kind(
-    way: str,
-    runs: list[tuple[str, int]],
-    num_tokens: int,
-    dtype: torch.dtype,
-    columns: int,
-    gated: bool,
-) -> None:
-    rows, name = mixed(runs, columns)
-    x = torch.randn(num_tokens, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
-    kinds = enumerate(runs)
-    parts = [(blocks_of(kind, layout.GROUP * count, columns, seed), kind) for seed, (kind, count) in kinds]
-    apart = [WAYS[way](x, layout.interleave(part, kind), None, kind) for part, kind in parts]
-    expected = torch.cat(apart, dim=1)
-    if gated:
-        rows, expected = torch.cat((rows, rows)), torch.cat((expected, expected), dim=1)
-        expected = silu_and_mul(expected)
-    got = WAYS[way](x, layout.interleave(rows, name), None, name, gated)
-    if way == "kernel" and not gated:
-        assert torch.equal(got, expected)
-    error = 1e-5 if dtype == torch.float32 else 0.01  # a sum in another order is rounded otherwise
-    torch.testing.assert_close(got, expected, rtol=error, atol=error)
-
-
-@given(runs=RUNS, blocks=st.sampled_from([1, 3]), left=st.integers(0, 15))
-def test_a_mixture_is_taken_apart_again_and_restored_as_its_kinds_are(
-    runs: list[tuple[str, int]], blocks: int, left: int
-) -> None:
-    columns = 256 * blocks
-    rows, name = mixed(runs, columns)
-    rows = rows[: rows.shape[0] - left]
-    kept = layout.interleave(rows, name)
-    assert torch.equal(layout.by_rows(kept, name), rows)
-    start = 0
-    restored = layout.dense(rows, name)
-    for seed, (kind, count) in enumerate(runs):
-        own = layout.dense(blocks_of(kind, layout.GROUP * count, columns, seed), kind)
-        some = restored[start : start + own.shape[0]]
-        assert torch.equal(some, own[: some.shape[0]])
-        start += own.shape[0]

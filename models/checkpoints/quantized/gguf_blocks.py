@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ....common.errors import LoadError
 from ....custom_ops.linear._cuda import HOPPER
-from ....custom_ops.linear_blocks.layout import KINDS, labelled
+from ....custom_ops.linear_blocks.layout import KINDS
 from ....custom_ops.linear_w4a16.layout import OFFSET, pack
 from ...fields import Fields
 from ...quantization.blocks import in_blocks
@@ -39,19 +39,19 @@ def kept_as(device: torch.device) -> str:
 
 def read(fields: Fields) -> Dialect:
     """The dialect of a config that a conversion wrote. UnsupportedError for a kind that is not kept."""
-    kinds, way, mixtures = fields.object("modules"), fields.text("kept_as"), fields.object("mixtures")
+    kinds, way = fields.object("modules"), fields.text("kept_as")
     require(fields, "kept_as", way, tuple(KEPT))
     for name, kind in kinds.items():
         require(fields, f"modules.{name}", kind, KEPT[way])
-    forms = {name: _format(kind, way, mixtures.get(name)) for name, kind in kinds.items()}
+    forms = {kind: _format(kind, way) for kind in KEPT[way]}
     return Dialect(
         name=METHOD,
-        format_of=forms.get,
+        format_of=lambda module: forms[kinds[module]] if module in kinds else None,
         has_tied=True,
     )
 
 
-def _format(kind: str, way: str, mixture: str | None) -> Format:
+def _format(kind: str, way: str) -> Format:
     def tensors(shape: Shape) -> Mapping[str, Expected]:
         size = shape[0], KINDS[kind].row_bytes(shape[1])
         return {TENSOR: Expected((size,), frozenset({"U8"}))}
@@ -60,12 +60,11 @@ def _format(kind: str, way: str, mixture: str | None) -> Format:
         return unpack_blocks(given[TENSOR], shape, kind)
 
     def take(given: Tensors, shape: Shape) -> tuple[Tensor, ...]:
-        rows = checked(given[TENSOR], kind)
-        return (rows if mixture is None else labelled(rows, kind, mixture),)
+        return (checked(given[TENSOR], kind),)
 
     name = f"GGUF {kind}"
     if way == "blocks":
-        return Format(name=name, scheme=in_blocks(mixture or kind), tensors=tensors, unpack=take)
+        return Format(name=name, scheme=in_blocks(kind), tensors=tensors, unpack=take)
     scheme = w8a16(COLUMNS) if kind == "Q8_0" else four_bits(COLUMNS, zero=HEADS[kind] > 1, order=False)
     return Format(name=name, scheme=scheme, tensors=tensors, unpack=unpack)
 

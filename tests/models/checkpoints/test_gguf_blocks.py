@@ -204,7 +204,7 @@ def test_rows_whose_scales_are_none_are_refused(kind: str) -> None:
         at += size
 
 
-def test_a_file_may_mix_kinds_and_so_may_a_fused_projection(
+def test_a_file_may_mix_kinds_and_only_a_fused_projection_of_several_is_dequantized(
     make_tiny_folder: Callable[..., Path], tmp_path: Path, store: Store, logits_of: Run
 ) -> None:
     source = make_tiny_folder(**WIDE)
@@ -219,7 +219,6 @@ def test_a_file_may_mix_kinds_and_so_may_a_fused_projection(
     config = read_model_config(kept)
     schemes = read_checkpoint(find_model(config.architecture), config, kept).schemes.schemes
     assert {name: scheme.name for name, scheme in schemes.items()} == {
-        "layers.0.qkv": "q4_k|q6_k",
         "layers.0.o": "q4_k",
         "layers.0.gate_up": "q4_k",
         "layers.0.down": "q8_0",
