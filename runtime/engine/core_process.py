@@ -189,16 +189,19 @@ class _Child:
         """Read what the process sends, until it is no more and all has been read."""
         self._process.wait_until_spawned()
         self._theirs.close()
-        while True:
+        while (frame := self._next_frame()) is not None:
             try:
-                frame = self._socket.receive(None)
-                assert frame is not None  # it waits until there is one
                 self._take(wire.decode(frame))
-            except EOFError:
-                break
             except Exception as error:  # a frame that is damaged, a progress that raises, no tokenizer
                 self._fail(error)
         self._lose()
+
+    def _next_frame(self) -> bytes | None:
+        """The next frame, None once the process has closed its end."""
+        try:
+            return self._socket.receive(None)
+        except EOFError:
+            return None
 
     def _take(self, message: Any) -> None:
         match message:

@@ -41,9 +41,8 @@ class CoreSocket:
                 return
             self._unsent += LENGTH.pack(len(frame)) + frame
             if self._sender is None and not self._send_some():
-                sender = threading.Thread(target=self._send_rest, name="lamina-sender", daemon=True)
-                sender.start()
-                self._sender = sender
+                self._sender = threading.Thread(target=self._send_rest, name="lamina-sender", daemon=True)
+                self._sender.start()
 
     def receive(self, seconds: float | None) -> bytes | None:
         """Returns the next frame, and waits so long for it; seconds None: until it comes.
@@ -73,9 +72,12 @@ class CoreSocket:
         with self._lock:
             self._is_closed = True
             self._unsent.clear()
+            sender = self._sender
             with suppress(OSError):  # as before; who waits to send more is to look again
                 self._connection.shutdown(socket.SHUT_RDWR)
-            self._connection.close()
+        if sender is not None:
+            sender.join()  # before the number of the descriptor may be another's
+        self._connection.close()
 
     def _take_whole(self) -> bytes | None:
         received, start = self._received, LENGTH.size

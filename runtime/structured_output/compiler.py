@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ...common.errors import RequestError, clipped
+from ...common.errors import RequestError, UnsupportedError, clipped
 from ...common.extras import require
 from .deep_stack import call_deep
 from .grammar import PACKAGE
@@ -93,9 +93,15 @@ class GrammarCompiler:
         with self._beginning:
             if self._tokenizer is None:
                 text, self._special_ids = renamed(self._tokenizer_json())
-                self._tokenizer = llguidance.LLTokenizer(
-                    text, n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
-                )
+                try:
+                    self._tokenizer = llguidance.LLTokenizer(
+                        text, n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids
+                    )
+                except ValueError as error:
+                    why = clipped(str(error), MAX_SHOWN)
+                    raise UnsupportedError(
+                        f"structured_outputs needs a tokenizer that llguidance reads: {why}"
+                    ) from error
             return self._tokenizer
 
 
@@ -108,5 +114,5 @@ def _fuel(grammar: str) -> int:
 
 def error_of(matcher: Any) -> str:
     """Returns what a matcher says is wrong, without the state of its parser that follows."""
-    said = str(matcher.get_error()).partition("\n<state>")[0].strip()
+    said = str(matcher.get_error()).partition("\n<state>")[0].partition("\n<backtrace>")[0].strip()
     return clipped(said.replace(ONE_OF, OURS).replace(MARK, ""), MAX_SHOWN)

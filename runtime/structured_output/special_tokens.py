@@ -9,22 +9,41 @@ from typing import Any
 # text, which a grammar then refuses. By another name none is found there.
 MARK = "\U0010fffd"
 # A string, a regular expression or a comment of Lark's, in which nothing is a token; or one by its name.
-LARK = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|(<[^<>\s\[\]]+>)')
+LARK = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(<[^<>\s\[\]]+>)')
+# Of a normalizer, what would have text written otherwise than a form has it.
+REWRITING = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents")
 
 
 def renamed(tokenizer_json: str) -> tuple[str, dict[str, int]]:
     """Returns a tokenizer.json that cuts no text into special tokens, and their ids by their own names."""
     tokenizer: dict[str, Any] = json.loads(tokenizer_json)
-    special = [token for token in tokenizer.get("added_tokens") or () if token["special"]]
+    special = [token for token in tokenizer.get("added_tokens") or () if _is_special(token)]
     ids = {token["content"]: token["id"] for token in special}
     for token in special:
-        token["content"] = MARK + token["content"]
+        token.update(content=MARK + token["content"], special=True)
     model = tokenizer["model"]
     model["vocab"] = _renamed_vocabulary(model["vocab"], ids)
     if model.get("unk_token") in ids:
         model["unk_token"] = MARK + model["unk_token"]
     tokenizer["post_processor"] = None  # which names special tokens, and adds none here
+    tokenizer["normalizer"] = _faithful(tokenizer.get("normalizer"))
     return json.dumps(tokenizer), ids
+
+
+def _is_special(token: Mapping[str, Any]) -> bool:
+    """Whether llguidance takes an added token for a special one: those, too, that are written like one."""
+    name: str = token["content"]
+    return bool(token["special"]) or (name.startswith("<") and name.endswith(">"))
+
+
+def _faithful(normalizer: Any) -> Any:
+    """A normalizer without what changes the characters of a text, but for how blanks are spelled."""
+    if normalizer is None or normalizer["type"] in REWRITING:
+        return None
+    if normalizer["type"] != "Sequence":
+        return normalizer
+    kept = [own for each in normalizer["normalizers"] if (own := _faithful(each)) is not None]
+    return {**normalizer, "normalizers": kept} if kept else None
 
 
 def _renamed_vocabulary(vocabulary: Any, ids: Mapping[str, int]) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from lamina import AsyncRuntime, ClosedError, EngineDeadError, Runtime, SamplingParams, UnsupportedError
 from lamina.common.errors import WireError
+from lamina.runtime.engine import core_process
 
 from .processes import SHORT, SMALL, handle_of, is_running, open_runtime, threads, until, wait_until
 
@@ -79,6 +80,15 @@ def test_answers_are_those_of_a_thread_and_of_a_blocking_runtime(shared, tiny_te
     ):
         assert_same(own, of_thread, name)
         assert_same(own, of_blocking, name)
+
+
+def test_an_end_of_file_that_is_not_the_sockets_is_the_error_of_loading(tiny_text_folder, monkeypatch):
+    def read(folder, override):
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr(core_process, "load_tokenizer", read)
+    with pytest.raises(EOFError, match="Ran out of input"):
+        asyncio.run(open_runtime(tiny_text_folder))
 
 
 def test_pieces_come_as_they_are_written(shared):

@@ -95,3 +95,11 @@ def test_a_receiver_is_woken_by_a_frame_and_waits_no_longer_than_it_is_told(ends
     assert theirs.receive(0.01) is None
     threading.Thread(target=lambda: (time.sleep(0.05), own.send(b"now"))).start()
     assert theirs.receive(None) == b"now"
+
+
+def test_no_sender_is_left_that_waits_on_the_next_owner_of_a_descriptor(ends):
+    own, _ = ends
+    own.send(bytes(FULL))
+    assert [thread for thread in threading.enumerate() if thread.name == "lamina-sender"]
+    own.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "lamina-sender"]

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from lamina import RequestError, Runtime, SamplingParams, StructuredOutputs
+from lamina import RequestError, Runtime, SamplingParams, StructuredOutputs, UnsupportedError
 from lamina.runtime.structured_output.compiler import GrammarCompiler
 from lamina.runtime.structured_output.grammar import grammar_of
 
 pytest.importorskip("llguidance")
+WRITTEN = "<think>"  # an added token that is not special, and looks like one
 NAMES = ["<unk>", "</s>", "<|im_end|>", "<｜tool▁call｜>", "[END]"]
-PIECES = st.sampled_from([*NAMES, "<", "|>", "im_end", "[", "a text", "\n", '"', "é"])
+PIECES = st.sampled_from(
+    [*NAMES, WRITTEN, "e\u0301", "A", "<", "|>", "im_end", "[", "a text", "\n", '"', "é"]
+)
 TEXTS = st.lists(PIECES, min_size=1, max_size=6).map("".join)
 MODELS = {"bpe": (models.BPE, trainers.BpeTrainer), "unigram": (models.Unigram, trainers.UnigramTrainer)}
 
@@ -31,6 +34,8 @@ def tokenizer(request):
     own = trainer(vocab_size=400, special_tokens=names, initial_alphabet=alphabet, show_progress=False)
     found.train_from_iterator(["a text of im_end and tools that are called"] * 3, own)
     found.add_special_tokens(NAMES)
+    found.add_tokens([WRITTEN])
+    found.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     return found
 
 
@@ -82,6 +87,19 @@ def test_a_grammar_names_special_tokens_outside_its_strings(tokenizer, compiler,
     tokens = forced(compiler.matcher(grammar_of(StructuredOutputs(grammar=lark))))
     assert tokens[-1] == tokenizer.token_to_id(name)
     assert tokenizer.token_to_id(name) not in tokens[:-1]
+
+
+def test_a_comment_hides_neither_quotes_nor_tokens(tokenizer, compiler):
+    lark = 'start: <|im_end|> "b" # don"t\n  | <|im_end|> "c" // "\n'
+    tokens = forced(compiler.matcher(grammar_of(StructuredOutputs(grammar=lark))))
+    assert tokens == [tokenizer.token_to_id("<|im_end|>")]
+
+
+def test_a_tokenizer_that_is_not_read_is_refused_by_name(compiler):
+    other = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    words = GrammarCompiler(other.to_str, num_valid_ids=2, eos_token_ids=[1])
+    with pytest.raises(UnsupportedError, match="structured_outputs needs a tokenizer that llguidance reads"):
+        words.matcher(grammar_of(StructuredOutputs(choice=["a"])))
 
 
 def test_a_special_token_that_there_is_not_is_said_with_those_that_there_are(compiler):
