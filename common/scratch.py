@@ -70,11 +70,9 @@ class TemporaryFolder:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
             try:
                 self._holding.enter_context(hold(self.path / LOCK))
-            except (
-                FileNotFoundError
-            ):  # another process took it for left behind, between its lock's file and lock
-                continue
-            return
+                return
+            except FileNotFoundError:
+                continue  # another process took it for left behind, between its lock's file and its lock
 
     def remove(self) -> None:
         """Remove it with all below it; a second time is nothing."""

@@ -32,10 +32,8 @@ BEFORE_THE_END, BLOCKS_OF_PROMPTS = 2, (1, 2, 3)
 SIZES = (1, 2, 3, 7, 12, 32)  # requests of a mix
 CROWDS = (8, 12)  # the same where they are preempted
 ARRIVALS = 4  # steps in which they come
-CHUNK, MOST_CHUNKS = (
-    17,
-    12,
-)  # tokens of a prompt in a step, where prompts are cut; more where there were too many
+CHUNK = 17  # tokens of a prompt in a step, where prompts are cut
+MOST_CHUNKS = 12  # of a prompt: where there were more, a step takes more tokens
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of as many bytes as a logit
 
 Place = tuple[int, int]  # a prompt's number, and the position of the token that logits follow

@@ -1,6 +1,7 @@
 """The process of a core: it hears from its parent what to load, steps what it is sent, and ends with it.
 
-Run by engine.core_process as `python -c … PARENT SOCKET`. Nothing heavy is imported before it is told what.
+Run by engine.core_process as `python -c … PARENT SOCKET`. Nothing heavy is imported before the command
+to load has come.
 """
 
 import faulthandler
@@ -23,7 +24,7 @@ from .protocol.process_messages import CoreLost, FolderFound, LoadProgress, Star
 if TYPE_CHECKING:
     from .engine.core_loop import CoreLoop
 
-SECONDS_TO_START = 60.0  # until it is told what to load
+SECONDS_TO_START = 60.0  # until the command to load has come
 SECONDS_TO_SEND = 5.0  # of what is not sent yet at the end
 LOADING = CoreStatus(is_alive=False, reason="it is being loaded")
 

@@ -109,6 +109,7 @@ class InputProcessor:
         self, token_ids: tuple[int, ...], params: SamplingParams, options: RequestOptions, asked_id: str
     ) -> ParentRequest:
         """As prepare_one(), of ids that prompt_ids() has returned: they are not looked at again."""
+        self.require_task("generate")
         return self._prepared(None, token_ids, params, options, asked_id, is_streamed=True)
 
     def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
@@ -218,7 +219,6 @@ class InputProcessor:
         *,
         is_streamed: bool,
     ) -> ParentRequest:
-        self.require_task("generate")
         number = next(self._numbers)
         resolved = self._resolved(params, number)
         grammar, resolved = self.grammar_of(resolved), resolved.without_form()
