@@ -37,7 +37,7 @@ PARAMS = [
 PROMPTS = [f"Once upon a time {row}" for row in range(24)]
 
 
-@pytest.fixture(scope="module", params=["auto", False], ids=["captured", "eager"])
+@pytest.fixture(scope="module", params=["auto", "off"], ids=["captured", "eager"])
 def runtime(
     tiny_text_folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Runtime]:

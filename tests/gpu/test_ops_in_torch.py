@@ -54,6 +54,10 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "add_zero_centred_rms_norm": lambda: (bf16(TOKENS, 512), bf16(TOKENS, 512), bf16(512), 1e-5, True),
     "copy_blocks": lambda: (*caches(), int32(0, 1, 2, 3).view(2, 2)),
     "gelu_and_mul": lambda: (bf16(TOKENS, 512),),
+    "lora": lambda: (
+        *(bf16(TOKENS, 24), bf16(TOKENS, 512), bf16(2, 2 * 8, 512), bf16(2, 24, 8)),
+        *(torch.rand(2, 2, device=DEVICE), int32(0, 1, -1, 0, 1), [16, 8]),
+    ),
     "paged_attention": attention,
     "propose_ngram": lambda: (
         int32(*range(12)).view(3, 4),
