@@ -4,6 +4,8 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +22,26 @@ DTYPE_NAMES = {
     torch.int32: "I32",
     torch.int64: "I64",
 }
+
+
+class Entry(NamedTuple):
+    """What a file says of a tensor, and the byte of the file that it begins at."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors calls it
+    offset: int
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """Every tensor of a file that safetensors has opened, which has checked what it begins with."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    return {
+        name: Entry(tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
+        for name, entry in entries.items()
+    }
 
 
 def header(layout: Layout) -> bytes:

@@ -3,10 +3,11 @@
 import dataclasses
 import re
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ...common.progress import Progress, say_nothing
 from ..config import DTYPES, ModelConfig
 from ..quantization.model_schemes import ModelSchemes
 from ..registry import ModelDefinition, ParameterSpec
-from ..sharding import Run, Share
+from ..sharding import Share
 from .loaded_weights import LoadedWeights
 from .quantized.configs import read_dialect
 from .quantized.kv_scales import is_kv_scale, kv_scales
@@ -28,7 +29,9 @@ from .quantized.modules import (
     own_schemes,
     quantized_modules,
 )
+from .read_ahead import ReadAhead
 from .shards import Headers, listed, opened, tensor_headers
+from .tensor_parts import Part, cut, extents
 
 logger = get_logger("models.weights")
 
@@ -105,12 +108,15 @@ def load_weights(
     rank: int = 0,
     progress: Progress = say_nothing,
     into: LoadedWeights | None = None,
+    read_ahead: ReadAhead | None = None,
 ) -> LoadedWeights:
     """Every weight of a checkpoint, projections as their schemes keep them; None: as the checkpoint does.
 
     Where the schemes are of one of several ranks or stages, its part of each: of what is kept as it lies
-    nothing else is read. into: weights of the same schemes, dtype and device, which are filled anew in place
-    of new ones. Raises LoadError for a file that is damaged, or holds something else than its header said.
+    nothing else is read, but for other columns of rows that are read ahead. into: weights of the same
+    schemes, dtype and device, which are filled anew in place of new ones. read_ahead: how to read what is
+    kept as it lies; None: by threads for a GPU, else as views of the files. Raises LoadError for a file that
+    is damaged, or holds something else than its header said.
     """
     placed = {module.parameter for module in checkpoint.modules.values()}
     kept_by = schemes or checkpoint.schemes
@@ -118,24 +124,28 @@ def load_weights(
     weights.begin_again()
     files, slots, shares = checkpoint.files, checkpoint.slots, weights.schemes.shares(rank)
     quantized, scales = _ModuleReader(checkpoint, weights, shares), []
+    if read_ahead is None and weights.device.type == "cuda":
+        read_ahead = ReadAhead(weights.device)
     done, total, held = 0, sum(len(names) for names in files.values()), {None, *weights.specs}
     for path, names in files.items():
         own = [name for name in names if checkpoint.parameter_of(name) in held]
         read = [name for name in own if not (name in slots and slots[name].is_copy)]
         wanted = [name for name in read if not DERIVED_TENSORS.fullmatch(name)]
-        for part, tensor in _tensors(path, _parts(wanted, slots, shares, weights)):
-            name = part.name
-            if name in checkpoint.owners:
-                quantized.take(name, tensor)
-            elif part.run is not None:
-                columns = None if part.columns else shares[name].columns
-                weights.take(slots[name].parameter, part.run.to, _floating(name, tensor, path), columns)
-            elif is_kv_scale(name):
-                scales.append((name, tensor))
-            else:
-                _check_zero(name, tensor, path)
-            done += part.is_last
-            progress("weights", done / total, path.name)
+        parts = _parts(wanted, slots, shares, weights)
+        with closing(_read(checkpoint, path, parts, weights, read_ahead)) as found:
+            for part, tensor in found:
+                name = part.name
+                if name in checkpoint.owners:
+                    quantized.take(name, tensor)
+                elif part.run is not None:
+                    columns = None if part.columns else shares[name].columns
+                    weights.take(slots[name].parameter, part.run.to, _floating(name, tensor, path), columns)
+                elif is_kv_scale(name):
+                    scales.append((name, tensor))
+                else:
+                    _check_zero(name, tensor, path)
+                done += part.is_last
+                progress("weights", done / total, path.name)
     for path, names in files.items():
         copies = [name for name in names if name in slots and slots[name].is_copy]
         copies = [name for name in copies if slots[name].parameter in held]
@@ -281,40 +291,44 @@ def _hint_of_ties(definition: ModelDefinition, config: ModelConfig, missing: Seq
     return '; if its embedding serves for them, config.json should say "tie_word_embeddings": true'
 
 
-class _Part(NamedTuple):
-    """Of a tensor in a file: all of it, or rows, and columns, that are wanted."""
-
-    name: str
-    run: Run | None = None
-    columns: tuple[int, int] | None = None
-    is_last: bool = True  # of this tensor
-
-    def read(self, file: Any) -> Tensor:
-        """A view of an open file."""
-        if self.run is None:
-            whole: Tensor = file.get_tensor(self.name)
-            return whole
-        rows = slice(self.run.start, self.run.start + self.run.num_rows)
-        own: Tensor = file.get_slice(self.name)[rows]
-        return own if self.columns is None else own.narrow(1, *self.columns)
-
-
 def _parts(
     names: Iterable[str], slots: Mapping[str, Slot], shares: Mapping[str, Share], weights: LoadedWeights
-) -> list[_Part]:
+) -> list[Part]:
     """What is to be read of each tensor; a scheme wants whole rows, and modules are unpacked whole."""
     found = []
     for name in names:
         if name not in slots:
-            found.append(_Part(name))
+            found.append(Part(name))
             continue
         runs, columns = shares[name]
         columns = None if slots[name].parameter in weights.schemes.schemes else columns
-        found += [_Part(name, run, columns, run is runs[-1]) for run in runs]
+        found += [Part(name, run, columns, run is runs[-1]) for run in runs]
     return found
 
 
-def _tensors(path: Path, parts: Iterable[_Part]) -> Iterator[tuple[_Part, Tensor]]:
+def _read(
+    checkpoint: Checkpoint,
+    path: Path,
+    parts: Iterable[Part],
+    weights: LoadedWeights,
+    read_ahead: ReadAhead | None,
+) -> Generator[tuple[Part, Tensor]]:
+    """Parts of a file's tensors: those read ahead on the device, and smaller, then all others as views."""
+    ahead, others = [], []
+    headers, slots = checkpoint.files[path], checkpoint.slots
+    for part in parts:
+        is_plain = part.run is not None and not weights.kept_with(slots[part.name].parameter)
+        pieces = cut(part, headers[part.name], read_ahead.buffer_bytes) if read_ahead and is_plain else []
+        ahead += pieces
+        others += [] if pieces else [part]
+    if read_ahead is not None and ahead:
+        with closing(read_ahead.tensors(path, extents(path, ahead, headers))) as tensors:
+            for part, tensor in zip(ahead, tensors, strict=True):
+                yield part, tensor if part.columns is None else tensor.narrow(1, *part.columns)
+    yield from _tensors(path, others)
+
+
+def _tensors(path: Path, parts: Iterable[Part]) -> Iterator[tuple[Part, Tensor]]:
     """Parts of a file's tensors, as views of it."""
     left = deque(parts)
     while left:
@@ -339,7 +353,7 @@ def _check_zero(name: str, tensor: Tensor, path: Path) -> None:
 
 
 def _warn_of_ignored_copies(
-    path: Path, parts: Iterable[_Part], slots: Mapping[str, Slot], weights: LoadedWeights
+    path: Path, parts: Iterable[Part], slots: Mapping[str, Slot], weights: LoadedWeights
 ) -> None:
     for part, tensor in _tensors(path, parts):
         assert part.run is not None, "a copy of nothing"
