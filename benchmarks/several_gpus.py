@@ -47,7 +47,7 @@ def parts_of(output: Path, shape: str) -> tuple[Part, ...]:
     return (
         Part("tests of ranks", (*PYTEST, str(TESTS / "test_tensor_parallel.py"), "-k", OF_RANKS), 170),
         whole("ranks bfloat16", 100, *tensor),
-        Part("tests of stages", (*PYTEST, str(TESTS / "test_pipeline_parallel.py"), "-k", OF_STAGES), 110),
+        Part("tests of stages", (*PYTEST, str(TESTS / "test_pipeline_parallel.py"), "-k", OF_STAGES), 190),
         whole("stages bfloat16", 75, *pipeline),
         Part("sums", (*sums, "--output", str(output / "sums.json")), 30),
         whole("ranks fp8", 80, *tensor, *fp8),
