@@ -92,7 +92,7 @@ class GrammarCompiler:
     def _own_tokenizer(self, llguidance: Any) -> Any:
         with self._beginning:
             if self._tokenizer is None:
-                text, self._special_ids = renamed(self._tokenizer_json())
+                text, self._special_ids = renamed(self._tokenizer_json(), self._num_valid_ids)
                 try:
                     self._tokenizer = llguidance.LLTokenizer(
                         text, n_vocab=self._num_valid_ids, eos_token=self._eos_token_ids

@@ -1,9 +1,11 @@
-"""Special tokens of a tokenizer for llguidance, apart from text that is written as they are."""
+"""Structural tokens of a tokenizer for llguidance, apart from text that is written as they are."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from ...common.structural_tokens import is_structural
 
 # llguidance has the tokenizer cut text that a form leaves no choice of, and that takes special tokens out of
 # text, which a grammar then refuses. By another name none is found there.
@@ -13,16 +15,28 @@ LARK = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(<[^<>\
 # Of a normalizer, what would have text written otherwise than a form has it.
 REWRITING = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents")
 
+Token = dict[str, Any]  # an added token of a tokenizer.json
 
-def renamed(tokenizer_json: str) -> tuple[str, dict[str, int]]:
-    """Returns a tokenizer.json that cuts no text into special tokens, and their ids by their own names."""
+
+def renamed(tokenizer_json: str, num_ids: int) -> tuple[str, dict[str, int]]:
+    """Returns a tokenizer.json that cuts no text into structural tokens, and their ids by their own names.
+
+    num_ids: ids from there on are no tokens of the model, and are left out.
+    """
     tokenizer: dict[str, Any] = json.loads(tokenizer_json)
-    special = [token for token in tokenizer.get("added_tokens") or () if _is_special(token)]
-    ids = {token["content"]: token["id"] for token in special}
-    for token in special:
-        token.update(content=MARK + token["content"], special=True)
-    model = tokenizer["model"]
+    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    kept: list[Token] = [token for token in added if token["id"] < num_ids]
+    structural = [token for token in kept if is_structural(token["content"], is_special=token["special"])]
+    ids = {token["content"]: token["id"] for token in structural}
     model["vocab"] = _renamed_vocabulary(model["vocab"], ids)
+    for token in structural:
+        token.update(content=MARK + token["content"], special=True)
+    if isinstance(model["vocab"], dict):
+        for token in added:
+            if token["id"] >= num_ids:
+                model["vocab"].pop(token["content"], None)
+        kept = _known(model["vocab"], kept)
+    tokenizer["added_tokens"] = kept
     if model.get("unk_token") in ids:
         model["unk_token"] = MARK + model["unk_token"]
     tokenizer["post_processor"] = None  # which names special tokens, and adds none here
@@ -30,10 +44,29 @@ def renamed(tokenizer_json: str) -> tuple[str, dict[str, int]]:
     return json.dumps(tokenizer), ids
 
 
-def _is_special(token: Mapping[str, Any]) -> bool:
-    """Whether llguidance takes an added token for a special one: those, too, that are written like one."""
-    name: str = token["content"]
-    return bool(token["special"]) or (name.startswith("<") and name.endswith(">"))
+def _known(vocabulary: dict[str, int], added: Iterable[Token]) -> list[Token]:
+    """Adds tokens to a vocabulary, and one for each id that has none; returns those that are still added.
+
+    llguidance counts tokens to know the last id, and loads those that a vocabulary lacks by counting on. What
+    it takes for special by its spelling, and is text, is one of the vocabulary alone.
+    """
+    texts = {token["content"]: token for token in added}
+    vocabulary |= {content: token["id"] for content, token in texts.items()}
+    unused = {*range(max(vocabulary.values(), default=-1))} - {*vocabulary.values()}
+    names = {f"{MARK}<unused {id_}>": id_ for id_ in sorted(unused)}
+    vocabulary |= names
+    kept = [token for token in texts.values() if token["special"] or not _looks_special(token["content"])]
+    return sorted([*kept, *map(_unused, names, names.values())], key=lambda token: int(token["id"]))
+
+
+def _looks_special(content: str) -> bool:
+    """Whether llguidance takes a token for a special one by its spelling."""
+    return content.isascii() and content.startswith("<") and content.endswith(">")
+
+
+def _unused(name: str, id_: int) -> Token:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id_, "content": name, "special": True, **plain}
 
 
 def _faithful(normalizer: Any) -> Any:
