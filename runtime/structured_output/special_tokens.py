@@ -10,6 +10,9 @@ from ...common.structural_tokens import is_structural
 # llguidance has the tokenizer cut text that a form leaves no choice of, and that takes special tokens out of
 # text, which a grammar then refuses. By another name none is found there.
 MARK = "\U0010fffd"
+# Where a vocabulary writes blanks as U+2581, that character in a text would be cut into blanks: they are
+# written as another character, and its bytes are tokens as those of any that the vocabulary lacks.
+SPACE, BLANK = "\u2581", "\U0010fffc"
 # A string, a regular expression or a comment of Lark's, in which nothing is a token; or one by its name.
 LARK = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(<[^<>\s\[\]]+>)')
 # Of a normalizer, what would have text written otherwise than a form has it.
@@ -41,7 +44,8 @@ def renamed(tokenizer_json: str, num_ids: int) -> tuple[str, dict[str, int]]:
         model["unk_token"] = MARK + model["unk_token"]
     tokenizer["post_processor"] = None  # which names special tokens, and adds none here
     tokenizer["normalizer"] = _faithful(tokenizer.get("normalizer"))
-    return json.dumps(tokenizer), ids
+    text = json.dumps(tokenizer, ensure_ascii=False)
+    return text.replace(SPACE, BLANK) if SPACE in str(tokenizer.get("decoder")) else text, ids
 
 
 def _known(vocabulary: dict[str, int], added: Iterable[Token]) -> list[Token]:

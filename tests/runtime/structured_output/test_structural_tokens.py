@@ -105,3 +105,23 @@ def test_what_is_written_like_a_name_in_brackets_is_structure(text):
 def test_tags_of_html_operators_bytes_and_words_are_text_unless_they_are_special(text):
     assert not is_structural(text, is_special=False)
     assert is_structural(text, is_special=True)
+
+
+def forced(matcher):
+    """The tokens that a form leaves no choice of, each of which its matcher takes."""
+    tokens = []
+    while run := matcher.compute_ff_tokens():
+        assert matcher.try_consume_tokens(run) == len(run)
+        tokens += run
+    return tokens
+
+
+@given(
+    text=st.text(st.sampled_from("▁ aé<>|日\n"), min_size=1, max_size=8), added=added_tokens("<tool_call>")
+)
+def test_a_text_is_forced_to_its_last_character_with_what_blanks_are_written_as(base, text, added):
+    tokenizer = with_added(base, added)
+    for wanted in (text, f"{text}<tool_call>", f"<tool_call>{text}"):
+        tokens = forced(compiler_of(tokenizer).matcher(grammar_of(StructuredOutputs(choice=[wanted]))))
+        before = tokenizer.encode("a", add_special_tokens=False).ids
+        assert tokenizer.decode([*before, *tokens]).removeprefix(tokenizer.decode(before)) == wanted
