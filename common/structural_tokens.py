@@ -28,6 +28,11 @@ class StructuralTokens:
         self.ids = {text: token_id for text, token_id in ids.items() if text}
         self._pieces: dict[str, tuple[str | int, ...]] = {}
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """What each is written as, by id."""
+        return {token_id: text for text, token_id in self.ids.items()}
+
     def below(self, num_ids: int) -> "StructuralTokens":
         """Returns those with ids below a number; itself where that is all of them."""
         if all(token_id < num_ids for token_id in self.ids.values()):

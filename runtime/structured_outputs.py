@@ -43,9 +43,9 @@ class StructuredOutputs:
     compact: bool = False
     """Whether JSON is written without blanks between its parts, in fewer tokens."""
     reasoning_end: str | None = None
-    """A text, as </think>, up to which anything may be written before the form begins."""
+    """A text or token, as </think>, up to which anything may be written before the form begins."""
     reasoning_begin: str | None = None
-    """A text, as <think>, without which there is no such part; otherwise there is, as the prompt began it."""
+    """One, as <think>, without which there is no such part; otherwise there is, as the prompt began it."""
 
     def __post_init__(self) -> None:
         for name in ("json_object", "lenient", "compact"):

@@ -183,7 +183,7 @@ class InputProcessor:
             )
         if params.ignore_eos:
             raise RequestError("ignore_eos is True; wanted False with structured_outputs, which say the end")
-        grammar = grammar_of(form)
+        grammar = grammar_of(form, self.grammars.structural_tokens)
         self.grammars.compiled(grammar)  # so that what cannot be enforced raises now
         return grammar
 
@@ -358,7 +358,10 @@ def grammar_compiler(
 ) -> GrammarCompiler:
     """Returns a compiler of grammars for a model's tokenizer; it does nothing before it is asked."""
     return GrammarCompiler(
-        tokenizer.as_json, num_valid_ids=num_valid_ids, eos_token_ids=sorted(eos_token_ids)
+        tokenizer.as_json,
+        num_valid_ids=num_valid_ids,
+        eos_token_ids=sorted(eos_token_ids),
+        structural_tokens=tokenizer.structural_tokens,
     )
 
 

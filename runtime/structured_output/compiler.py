@@ -9,6 +9,7 @@ from typing import Any
 
 from ...common.errors import RequestError, UnsupportedError, clipped
 from ...common.extras import require
+from ...common.structural_tokens import NO_TOKENS, StructuralTokens
 from .deep_stack import call_deep
 from .grammar import PACKAGE
 from .special_tokens import MARK, by_ids, renamed
@@ -30,9 +31,18 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, tokenizer_json: Callable[[], str], *, num_valid_ids: int, eos_token_ids: Sequence[int]
+        self,
+        tokenizer_json: Callable[[], str],
+        *,
+        num_valid_ids: int,
+        eos_token_ids: Sequence[int],
+        structural_tokens: StructuralTokens = NO_TOKENS,
     ) -> None:
-        """tokenizer_json: returns the tokenizer as tokenizer.json has it; the first grammar asks for it."""
+        """tokenizer_json: returns the tokenizer as tokenizer.json has it; the first grammar asks for it.
+
+        structural_tokens: of the tokenizer, for those who write grammars.
+        """
+        self.structural_tokens = structural_tokens.below(num_valid_ids)
         self._tokenizer_json = tokenizer_json
         self._num_valid_ids = num_valid_ids
         self._eos_token_ids = sorted(id_ for id_ in eos_token_ids if id_ < num_valid_ids)
@@ -86,7 +96,7 @@ class GrammarCompiler:
     def _own_token_bytes(self, tokenizer: Any) -> TokenBytes:
         with self._beginning:
             if self._token_bytes is None:
-                self._token_bytes = TokenBytes(tokenizer)
+                self._token_bytes = TokenBytes(tokenizer, self._special_ids)
             return self._token_bytes
 
     def _own_tokenizer(self, llguidance: Any) -> Any:

@@ -90,6 +90,16 @@ def _renamed_vocabulary(vocabulary: Any, ids: Mapping[str, int]) -> Any:
     return [[MARK + name if name in ids else name, score] for name, score in vocabulary]
 
 
+def in_lark(pieces: Iterable[str | int]) -> str:
+    """Returns texts and ids of tokens in Lark's notation; empty for none."""
+    return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in pieces)
+
+
+def quoted(text: str) -> str:
+    """Returns a text as Lark and JSON write it, but for characters that are themselves."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def by_ids(grammar: str, ids: Mapping[str, int]) -> str:
     """Returns a grammar whose rules in Lark's notation name special tokens by their ids."""
     if not grammar.startswith("{"):

@@ -1,7 +1,7 @@
 """The bytes of a vocabulary's tokens, and sets of tokens by what they have, a bit a token."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,13 @@ BLANKS = b" \t\n\r"
 class TokenBytes:
     """What each token of a tokenizer of llguidance is written as."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, structural: Mapping[str, int]) -> None:
+        """structural: ids of structural tokens, by what they are written as."""
         num = tokenizer.vocab_size
         self._num_words = -(-num // 32)
         self.of = [b"" if tokenizer.is_special_token(i) else tokenizer.decode_bytes([i]) for i in range(num)]
+        for text, id_ in structural.items():
+            self.of[id_] = text.encode()
         self.ids: dict[bytes, int] = {}
         for id_, own in enumerate(self.of):
             self.ids.setdefault(own, id_)

@@ -21,6 +21,7 @@ from ...common.errors import (
     shown,
 )
 from ...common.logging import get_logger
+from ...common.structural_tokens import StructuralTokens, is_structural
 from ...models.checkpoints.gguf_tokenizer import TOKENIZER_ERROR
 from ...models.checkpoints.sentencepiece_merges import SPACE
 from ..validation import check_flag, check_unicode
@@ -58,6 +59,13 @@ class Tokenizer:
             for token_id, token in backend.added_tokens_decoder.items()
             if token.special
         }
+        self.structural_tokens = StructuralTokens(
+            {
+                token.content: token_id
+                for token_id, token in backend.added_tokens_decoder.items()
+                if is_structural(token.content, is_special=token.special)
+            }
+        )
         self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
         self._before: list[int] = self._word_before(vocabulary)
         self.plain_tokens = PlainTokens(self, getattr(backend, "decoder", None))

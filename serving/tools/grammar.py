@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...common.errors import RequestError
+from ...common.structural_tokens import StructuralTokens
 from ...runtime.structured_output.json_schema import enforceable
+from ...runtime.structured_output.special_tokens import in_lark
 from .formats import Written
 
 GUIDANCE = {  # JSON as templates write it
@@ -15,6 +17,7 @@ GUIDANCE = {  # JSON as templates write it
     "key_separator": ": ",
     "coerce_one_of": True,
 }
+NAME = "{name}"  # where the name of a tool stands in how calls are written
 PLAIN_KEYS = {"type", "properties", "required", "title", "description", "$schema", "$defs", "definitions"}
 
 
@@ -33,17 +36,17 @@ class UnwritableError(ValueError):
 def calls_grammar(
     tools: Sequence[OfferedTool],
     written: Written,
-    special_tokens: Mapping[int, str],
+    tokens: StructuralTokens,
     *,
     is_single: bool,
     otherwise: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns a grammar in Lark's notation of one call or more, is_single: of exactly one.
 
-    special_tokens: of the tokenizer, by id; a marker that is one is written as that token. otherwise: a JSON
-    schema, of which the answer may be an instance in place of calls. Raises UnwritableError.
+    tokens: of the tokenizer; a marker that is one is written as that token. otherwise: a JSON schema, of
+    which the answer may be an instance in place of calls. Raises UnwritableError.
     """
-    rules = _Rules(special_tokens)
+    rules = _Rules(tokens)
     calls = [_call(rules, number, tool, written) for number, tool in enumerate(tools)]
     more = ""
     if not is_single and written.between is not None:
@@ -59,32 +62,19 @@ def calls_grammar(
 class _Rules:
     """The rules of a grammar, as they are found."""
 
-    def __init__(self, special_tokens: Mapping[int, str]) -> None:
+    def __init__(self, tokens: StructuralTokens) -> None:
         self.lines: list[str] = []
-        self._special = {text: token_id for token_id, text in special_tokens.items() if text}
+        self._tokens = tokens
 
     def add(self, name: str, body: str) -> str:
         """Adds a rule and returns its name."""
         self.lines.append(f"{name}: {body}")
         return name
 
-    def text(self, text: str) -> str:
-        """Returns a text as a grammar has it, special tokens by their ids."""
-        pieces = [text]
-        for special in sorted(self._special, key=len, reverse=True):
-            if special in text:
-                pieces = [part for piece in pieces for part in _split(piece, special)]
-        return " ".join(
-            f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
-            for piece in pieces
-            if piece
-        )
-
-
-def _split(piece: str, special: str) -> list[str]:
-    """Returns the pieces around a text and itself between them."""
-    first, *rest = piece.split(special)
-    return [first, *(part for each in rest for part in (special, each))]
+    def text(self, text: str, name: str = "") -> str:
+        """Returns a text as a grammar has it, structural tokens by their ids, a tool's name in its place."""
+        pieces = self._tokens.pieces(text)
+        return in_lark(each if isinstance(each, int) else each.replace(NAME, name) for each in pieces)
 
 
 def _call(rules: _Rules, number: int, tool: OfferedTool, written: Written) -> str:
@@ -96,7 +86,7 @@ def _call(rules: _Rules, number: int, tool: OfferedTool, written: Written) -> st
         arguments = _keywords(rules, number, schema)
     else:
         arguments = rules.add(f"a{number}", _json(schema))
-    head, tail = rules.text(before.replace("{name}", name)), rules.text(after)
+    head, tail = rules.text(before, name), rules.text(after)
     return rules.add(f"c{number}", f"{head} {arguments} {tail}")
 
 

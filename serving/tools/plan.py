@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import RequestError
+from ...common.structural_tokens import NO_TOKENS, StructuralTokens
 from ...runtime.structured_output.json_schema import enforceable
 from ...runtime.structured_outputs import StructuredOutputs
 from ..protocol.chat import ChatRequest
@@ -60,7 +61,8 @@ class ChatPlan:
             begin = self.tags.begin if self.reasoning == "possible" else None
             form = dataclasses.replace(form, reasoning_end=self.tags.end, reasoning_begin=begin)
         markers = {*(self.form.markers if self.form else ()), *self._tag_texts}
-        is_text = markers.isdisjoint(self._special_tokens.values())
+        tokenizer = self.processor.tokenizer
+        is_text = tokenizer is None or markers.isdisjoint(tokenizer.special_tokens.values())
         skips = params.skip_special_tokens and is_text
         return dataclasses.replace(params, structured_outputs=form, skip_special_tokens=skips)
 
@@ -118,7 +120,7 @@ class ChatPlan:
         grammar = calls_grammar(
             grammars,
             self.form.written,
-            self._special_tokens,
+            self._structural_tokens,
             is_single=named or not self.given.parallel_tool_calls,
             otherwise=otherwise,
         )
@@ -131,7 +133,7 @@ class ChatPlan:
         assert self.form is not None
         offered = OfferedTool(name=tool.function.name, parameters=tool.function.parameters)
         try:
-            calls_grammar([offered], self.form.written, {}, is_single=True)
+            calls_grammar([offered], self.form.written, NO_TOKENS, is_single=True)
         except UnwritableError as error:
             path = self._schema_of(tool)
             raise wrong(path, f"{path} cannot be enforced in the model's form of calls: {error}") from None
@@ -141,9 +143,9 @@ class ChatPlan:
         return f"tools[{(self.given.tools or []).index(tool)}].function.parameters"
 
     @property
-    def _special_tokens(self) -> Mapping[int, str]:
-        tokenizer = self.processor.tokenizer
-        return {} if tokenizer is None else tokenizer.special_tokens
+    def _structural_tokens(self) -> StructuralTokens:
+        grammars = self.processor.grammars
+        return NO_TOKENS if grammars is None else grammars.structural_tokens
 
     @property
     def _tag_texts(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Added tokens in forms: each is the one token of its structure, or text, wherever its id lies."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,3 +127,22 @@ def test_a_text_is_forced_to_its_last_character_with_what_blanks_are_written_as(
         tokens = forced(compiler_of(tokenizer).matcher(grammar_of(StructuredOutputs(choice=[wanted]))))
         before = tokenizer.encode("a", add_special_tokens=False).ids
         assert tokenizer.decode([*before, *tokens]).removeprefix(tokenizer.decode(before)) == wanted
+
+
+@pytest.mark.parametrize("end", ["</think>", "</think>\n\n", "So:</think>", "End:"])
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_form_begins_behind_the_token_that_ends_the_reasoning(base, end, is_special):
+    tokenizer = with_added(base, [Added("<think>", is_special, 0), Added("</think>", is_special, 2)])
+    ids = {text: tokenizer.token_to_id(text) for text in ("<think>", "</think>")}
+    compiler = compiler_of(tokenizer)
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    form = StructuredOutputs(json=schema, compact=True, reasoning_begin="<think>", reasoning_end=end)
+    matcher = compiler.matcher(grammar_of(form, StructuralTokens(ids)))
+    assert ids["<think>"] in allowed(matcher)
+    for piece in re.split("(</?think>|.)", f"<think>Hm [1,1] </ {end}[1,", flags=re.DOTALL):
+        if piece:
+            assert id_of(piece, tokenizer) in allowed(matcher), piece
+            assert matcher.consume_token(id_of(piece, tokenizer))
+    assert id_of("2", tokenizer) in allowed(matcher)
+    assert matcher.consume_token(id_of("1", tokenizer))
+    assert id_of(",", tokenizer) not in allowed(matcher)  # 1 came before

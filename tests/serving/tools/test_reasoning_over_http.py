@@ -1,6 +1,7 @@
 """Reasoning over HTTP with a real model: it stands beside the content, and forms begin after it."""
 
 import pytest
+from tokenizers import AddedToken
 
 from ..reading import streamed
 from .conftest import BODY, THINKING, TOOLS
@@ -36,11 +37,15 @@ def test_reasoning_is_left_out_where_that_is_asked(thinking_client):
 
 @pytest.fixture(scope="module")
 def writes(scripted_server, bbpe_tokenizer):
-    """writes(text, template) -> a client of a server whose model, but for a form, answers with that text."""
+    """writes(text, template, tokens) -> a client of a server whose model, but for a form, writes that text.
+
+    tokens: of its tokenizer, none of which is special.
+    """
     servers = []
 
-    def make(text, template=THINKING):
+    def make(text, template=THINKING, tokens=()):
         tokenizer = bbpe_tokenizer()
+        tokenizer.add_tokens([AddedToken(name, normalized=False) for name in tokens])
         tokenizer.chat_template = template
         prompt = [tokenizer.bos_token_id] * PROMPT
         script = [*prompt[1:], *tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
@@ -82,6 +87,31 @@ def test_a_form_begins_after_the_reasoning(writes):
     assert reason == "stop"
     assert content.isdigit()
     assert 2 <= len(content) <= 4
+
+
+STRUCTURE = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+def test_reasoning_ends_and_calls_begin_with_the_tokens_that_the_model_has_for_them(writes, bbpe_tokenizer):
+    tokenizer = bbpe_tokenizer()
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in STRUCTURE])
+    call, called, _, over = tokenizer.convert_tokens_to_ids(STRUCTURE)
+    text = 'Hm.\n</think>\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    client = writes(text, tokens=STRUCTURE)
+    asked = {"tools": TOOLS, "tool_choice": "required"}
+    found = both_ways(client, **asked)
+    assert found == (None, "Hm.", [{"name": "now", "arguments": "{}"}], "tool_calls")
+    assert both_ways(client, **asked, logprobs=True, stream_interval=3) == found
+    body = {"messages": [USER], "temperature": 0, "truncate_prompt_tokens": PROMPT, **asked}
+    (choice,) = client.post(PATH, json={**body, "return_token_ids": True}).json()["choices"]
+    own = [token for token in choice["token_ids"] if token in (call, called, over)]
+    assert own == [over, call, called]
+
+
+def test_a_form_that_has_the_text_of_such_a_token_has_it_as_text(writes):
+    client = writes("I quote </thin> and end.</think>It is", tokens=STRUCTURE)
+    found = both_ways(client, guided_choice=["It is </think>, a tag", "no"])
+    assert found == ("It is </think>, a tag", "I quote </thin> and end.", [], "stop")
 
 
 def test_calls_that_are_required_come_after_the_reasoning(writes):
