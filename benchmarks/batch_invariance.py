@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import workloads
 from gpu import describe_machine
-from gpu_steps import BLOCK_SIZE, DecodeStep
+from gpu_steps import BLOCK_SIZE, DecodeStep, look_at
 
 from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
@@ -66,6 +66,7 @@ def main() -> None:
         "--split-keys", type=int, default=_fixed_splits.SPLIT_KEYS, help="keys of a fixed split, whole tiles"
     )
     parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kernels", action="store_true", help="print what each kernel adds to a decode step")
     parser.add_argument("--cache-dir")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -120,12 +121,19 @@ def timed(shape: str, options: argparse.Namespace) -> dict[str, Any]:
                 turn_invariant(runtime, options.batches)
                 print(f"{shape}: in the mode in {time.perf_counter() - started:.0f} s", flush=True)
             steps = (DecodeStep(runtime, batch, options.context) for batch in options.batches)
-            decode = {step.batch: statistics.median(step.milliseconds()) for step in steps}
+            decode = {step.batch: milliseconds(step, f"{shape} {mode}", options.kernels) for step in steps}
             runtime._loaded.runner.drop_captures()
             prefill = {length: prefilled(runtime, length) for length in options.prompts}
             found[mode] = {"decode_ms": decode, "prefill_ms": prefill}
     torch.cuda.empty_cache()
     return found
+
+
+def milliseconds(step: DecodeStep, title: str, kernels: bool) -> float:
+    """Of a step, the median; kernels: print what each adds."""
+    if kernels:
+        look_at(step, title)
+    return statistics.median(step.milliseconds())
 
 
 def turn_invariant(runtime: Runtime, batches: list[int]) -> None:

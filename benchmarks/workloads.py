@@ -26,6 +26,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": False,
     },
+    "8b half": {  # what each of two ranks computes of 8b
+        "hidden_size": 4096,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 64128,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "tiny": {  # to try a script out
         "hidden_size": 64,
         "intermediate_size": 128,

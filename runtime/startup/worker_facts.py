@@ -11,6 +11,7 @@ from ...compiler.execution.plan import Compiled
 from ...compiler.inspect.explain import explain_text
 from ...compiler.inspect.explain_page import explain_page
 from ...models.quantization.kept import listed
+from ..worker.profiler import WorkerProfiler
 from .identity import weight_identity
 from .loaded import LoadedWorker
 from .weight_updates import update_weights
@@ -18,6 +19,9 @@ from .weight_updates import update_weights
 
 def facts_of(worker: LoadedWorker, note_use: Callable[[], None]) -> Mapping[str, Callable[..., Any]]:
     """What Executor.collective_rpc asks of a worker, beside the public methods of its runner."""
+    resolved = worker.resolved
+    rank = resolved.stage_index * resolved.config.tensor_parallel + resolved.rank
+    profiler = WorkerProfiler(rank, resolved.device.type)
     return {
         "worker_stats": partial(worker_stats, worker),
         "note_use": note_use,
@@ -25,6 +29,8 @@ def facts_of(worker: LoadedWorker, note_use: Callable[[], None]) -> Mapping[str,
         "explain_html": partial(page_of, worker),
         "weight_identity": partial(weight_identity, worker),
         "update_weights": partial(update_weights, worker),
+        "start_profile": profiler.start,
+        "stop_profile": profiler.stop,
     }
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .runtime.engine.logprobs import Logprob
     from .runtime.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
     from .runtime.engine.pooling_outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
+    from .runtime.profiling import profile
     from .runtime.quantize import QuantizedModel, quantize
     from .runtime.runtime import Runtime
     from .runtime.sampling_params import SamplingParams
@@ -55,6 +56,7 @@ __all__ = [
     "Pass",
     "PassReport",
     "register_model",
+    "profile",
     "quantize",
     "QuantizedModel",
     "RequestOutput",
@@ -97,6 +99,7 @@ _HOMES = {
     "WeightGroup": ".runtime.weight_group",
     "Pass": ".compiler.passes",
     "PassReport": ".compiler.passes",
+    "profile": ".runtime.profiling",
     "quantize": ".runtime.quantize",
     "QuantizedModel": ".runtime.quantize",
     "register_model": ".models",
