@@ -23,6 +23,7 @@ from ..sampling_params import (
     stopping_token_ids,
 )
 from ..structured_output.compiler import GrammarCompiler
+from ..structured_output.excluded_tokens import check_beginning, check_reasoning_end
 from ..structured_output.grammar import grammar_of
 from ..tokenization.chat_messages import Messages
 from ..tokenization.detokenizer import IncrementalDetokenizer, detokenizer_of
@@ -221,7 +222,10 @@ class InputProcessor:
     ) -> ParentRequest:
         number = next(self._numbers)
         resolved = self._resolved(params, number)
-        grammar, resolved = self.grammar_of(resolved), resolved.without_form()
+        grammar = self.grammar_of(resolved)
+        if grammar is not None and (resolved.bad_words or resolved.allowed_token_ids):
+            self._check_excluded(grammar, token_ids, resolved)
+        resolved = resolved.without_form()
         submissions = []
         for index, own in enumerate(params_of_each(resolved)):
             request_id = str(number) if index == 0 else f"{number}-{index}"
@@ -243,6 +247,13 @@ class InputProcessor:
             num_wanted=resolved.n,
             submissions=tuple(submissions),
         )
+
+    def _check_excluded(self, grammar: str, token_ids: tuple[int, ...], params: SamplingParams) -> None:
+        """Raise RequestError where a request excludes what its form cannot do without, as far as is seen."""
+        assert self.grammars is not None
+        if params.structured_outputs is not None:
+            check_reasoning_end(params.structured_outputs, self.grammars.structural_tokens, params)
+        check_beginning(self.grammars.matcher(grammar), token_ids, params)
 
     def _resolved(self, params: SamplingParams, number: int) -> SamplingParams:
         """Returns parameters with nothing left open, of which the model can honour all."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...common.errors import LaminaError, RequestError
 from ..protocol.scheduler_output import Constrained
 from ..structured_output.compiler import error_of
+from ..structured_output.excluded_tokens import BadWords, completing, nothing_but_bad_words
 from ..structured_output.unique_items import UniqueItemsMatcher
 from .grammar_walk import GrammarWalk
 from .mask_thread import CheaperWay, Job, MaskThread
@@ -39,6 +40,7 @@ MAX_LEXERS = 4  # of a grammar, each with its own lock, so that as many threads 
 ROWS_OF_A_LEXER = 16  # requests that are live at once before another lexer is compiled
 BITS = 1 << np.arange(32, dtype=np.uint32)
 NO_LIMITS: Limits = {}
+NO_WORDS: Mapping[int, BadWords] = {}
 Walk = Future[GrammarWalk] | GrammarWalk  # a future until it is asked for
 Held = tuple[Constrained, Walk | None]  # None: its request is gone
 Standing = tuple[Constrained, GrammarWalk]
@@ -156,12 +158,18 @@ class GrammarMasks:
             making.seconds = time.perf_counter() - started
         return making
 
-    def finish(self, making: MasksInMaking, banned: Mapping[int, Sequence[int]]) -> dict[str, Failure]:
+    def finish(
+        self,
+        making: MasksInMaking,
+        banned: Mapping[int, Sequence[int]],
+        bad_words: Mapping[int, BadWords] = NO_WORDS,
+    ) -> dict[str, Failure]:
         """Leave in the bits what the grammars allow; returns by request what fails first.
 
-        banned: by place among these samples, ids that are excluded beside them. A sample that fails keeps a
-        bit, and its token means nothing; so does one after a draft that its grammar leaves out. One after
-        drafts that may hold has no bit where nothing is left. What was interrupted may be asked for again.
+        banned: by place among these samples, ids that are excluded beside them. bad_words: likewise, by the
+        first sample of a request, words whose last ids the device excludes. A sample that fails keeps a bit,
+        and its token means nothing; so does one after a draft that its grammar leaves out. One after drafts
+        that may hold has no bit where nothing is left. What was interrupted may be asked for again.
         """
         bits, limits, failures = making.bits, making.limits, making.failures
         failures |= self._fill(making)
@@ -180,6 +188,9 @@ class GrammarMasks:
                 _open(bits, one, limits)
             elif one.request_id not in failures:
                 failures[one.request_id] = Failure(own.index(False), _failure(walk.matcher))
+        for one, walk in making.standing:
+            if one.which in bad_words and one.request_id not in failures:
+                failures |= _where_bad_words_are_all(bits, one, walk, bad_words[one.which])
         return {**failures}
 
     def forced(
@@ -306,6 +317,19 @@ def _open(bits: Bits, one: Constrained, limits: Limits) -> None:
         bits[which] = limits.get(which, -1)
 
 
+def _where_bad_words_are_all(
+    bits: Bits, one: Constrained, walk: GrammarWalk, words: BadWords
+) -> dict[str, Failure]:
+    """The failure of a request at its first sample where nothing is left but what completes a bad word."""
+    before = walk.before(one.num_output)
+    for place in range(1 + len(one.drafts)):
+        left = bits[one.which + place].copy()
+        _clear(left, completing(words, (*before, *one.drafts[:place])))
+        if not left.any():
+            return {one.request_id: Failure(place, nothing_but_bad_words(one.num_output + place))}
+    return {}
+
+
 def _cannot_go_on(why: str) -> RequestError:
     return RequestError(f"structured_outputs cannot go on: {why}")
 
@@ -319,7 +343,7 @@ def _failure(matcher: Any) -> RequestError:
     )
 
 
-def _clear(bits: NDArray[np.int32], ids: Sequence[int]) -> None:
+def _clear(bits: NDArray[np.int32], ids: Iterable[int]) -> None:
     words = bits.view(np.uint32)
     for id_ in ids:
         words[id_ // 32] &= ~BITS[id_ % 32]

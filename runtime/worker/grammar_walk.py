@@ -60,6 +60,10 @@ class GrammarWalk:
         self._is_whole = True
         return True
 
+    def before(self, position: int) -> Sequence[int]:
+        """The tokens before a position, up to which it has moved."""
+        return self._seen[:position]
+
     def has_seen(self, position: int) -> bool:
         """Whether the matcher was given the token of that position."""
         return self._is_whole and position < len(self._seen)

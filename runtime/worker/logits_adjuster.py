@@ -14,6 +14,7 @@ from ...custom_ops.adjust_logits.reference import WORD_BITS, remember
 from ...custom_ops.sample.reference import are_broken, num_chunks_of
 from ..protocol.scheduler_output import SAMPLING, Adjusted, Banned, sampling_row
 from ..sampling_params import LogitsProcessor, SamplingParams
+from ..structured_output.excluded_tokens import BadWords
 from .grammar_masks import (
     Failure,
     GrammarMasks,
@@ -172,7 +173,7 @@ class Adjuster:
             memory, making = begun.masks
             places = {int(sample): which for which, sample in enumerate(adjusted.samples)} if banned else {}
             excluded = {places[sample]: ids for sample, ids in banned if sample in places}
-            failures |= self.grammars.finish(making, excluded)
+            failures |= self.grammars.finish(making, excluded, _bad_words_of(adjusted))
             tables = tables._replace(allowed=memory.to(self._device, non_blocking=True))
         rows = tables.sampling_rows(batch, self._num_valid_ids)
         is_final = not adjusted.histories and tables.typical_p is None
@@ -314,6 +315,12 @@ def _without_grammar(adjusted: Adjusted) -> list[int]:
     for one in adjusted.constrained:
         has_none[one.which : one.which + 1 + len(one.drafts)] = False
     return has_none.nonzero()[0].tolist()
+
+
+def _bad_words_of(adjusted: Adjusted) -> dict[int, BadWords]:
+    """Of constrained samples, by which they are of the adjusted ones."""
+    words = {one.which: adjusted.params[one.which].bad_words for one in adjusted.constrained}
+    return {which: own for which, own in words.items() if own}
 
 
 def _bad_words(params: Sequence[SamplingParams]) -> NDArray[np.int32]:

@@ -169,8 +169,10 @@ def test_ignore_eos_is_refused_and_min_tokens_beyond_the_form_ends_its_request_a
         runtime.generate("x", SamplingParams(structured_outputs=form, ignore_eos=True))
     with pytest.raises(RequestError, match="leaves no token here that min_tokens"):
         runtime.generate("x", SamplingParams(structured_outputs=form, min_tokens=20, max_tokens=30))
+    either = StructuredOutputs(regex="[ab]c")
+    allowed = [runtime.tokenizer.encode(letter)[-1] for letter in "ab"]
     with pytest.raises(RequestError, match="leaves no token here"):
-        runtime.generate("x", SamplingParams(structured_outputs=form, allowed_token_ids=[100]))
+        runtime.generate("x", SamplingParams(structured_outputs=either, allowed_token_ids=allowed))
 
 
 def test_a_model_without_a_tokenizer_refuses(tiny_folder):
