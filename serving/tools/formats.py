@@ -22,6 +22,7 @@ class Written:
     between: str | None = None  # two calls; None: there is one call alone
     end: str = ""
     is_python: bool = False  # arguments are key=value, else a JSON object
+    maybe_around: tuple[str, str] = ("", "")  # all calls, as the model decides, where these are tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,14 @@ FORMATS = (
         name="pythonic",
         signs=("<|python_start|>", "[func_name1(params_name1=params_value1"),
         parser=lambda names: PythonCalls(["<|python_start|>", "<|python_tag|>"], ["<|python_end|>"]),
-        written=Written(around=("{name}(", ")"), begin="[", between=", ", end="]", is_python=True),
+        written=Written(
+            around=("{name}(", ")"),
+            begin="[",
+            between=", ",
+            end="]",
+            is_python=True,
+            maybe_around=("<|python_start|>", "<|python_end|>"),
+        ),
         markers=("<|python_start|>", "<|python_end|>", "<|python_tag|>"),
     ),
     PLAIN,
@@ -117,7 +125,7 @@ FORMATS = (
         name="llama3_json",
         signs=('{"name": function name, "parameters": dictionary of argument name and its value}',),
         parser=lambda names: JsonCalls(["<|python_tag|>"], bare=names, separators=";,"),
-        written=Written(around=_json_call("parameters")),
+        written=Written(around=_json_call("parameters"), maybe_around=("<|python_tag|>", "")),
         markers=("<|python_tag|>",),
     ),
 )

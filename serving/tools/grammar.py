@@ -51,12 +51,13 @@ def calls_grammar(
     more = ""
     if not is_single and written.between is not None:
         more = f" ({rules.text(written.between)} call)*"
-    whole = f"{rules.text(written.begin)} call{more} {rules.text(written.end)}"
-    start = whole
+    ways = [rules.add("calls", f"{rules.text(written.begin)} call{more} {rules.text(written.end)}")]
+    opener, closer = written.maybe_around
+    if opener in tokens.ids and (not closer or closer in tokens.ids):
+        ways.append(f"{rules.text(opener)} calls {rules.text(closer)}")
     if otherwise is not None:
-        rules.add("form", f"%json {json.dumps(otherwise)}")
-        start = f"({whole}) | form"
-    return "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *rules.lines])
+        ways.append(rules.add("form", f"%json {json.dumps(otherwise)}"))
+    return "\n".join([f"start: {' | '.join(ways)}", f"call: {' | '.join(calls)}", *rules.lines])
 
 
 class _Rules:

@@ -103,6 +103,20 @@ def test_markers_are_one_token_each_and_calls_are_read_alike_however_they_are_cu
     check_markers(form, tokenizer, compiler.structural_tokens, tokens, text)
 
 
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_calls_may_stand_behind_the_token_that_some_models_begin_them_with(models, name):
+    form, (tokenizer, compiler) = BY_NAME[name], models(True)
+    opener, closer = form.written.maybe_around
+    grammar = calls_grammar(TOOLS[1:2], form.written, compiler.structural_tokens, is_single=True)
+    matcher = compiler.matcher(grammar_of(StructuredOutputs(grammar=grammar)))
+    assert len(allowed(matcher)) == 2
+    assert matcher.consume_token(compiler.structural_tokens.ids[opener])
+    tokens = written(matcher, [0])
+    assert (tokens[-1] == compiler.structural_tokens.ids.get(closer)) == bool(closer)
+    (call, arguments) = parts_of(form, None, [opener, *deltas_of(tokenizer, tokens, [1])])
+    assert (call.text, arguments.text) == ("now", "{}")
+
+
 def check_calls(parts):
     assert {part.kind for part in parts} == {"call", "arguments"}
     for part in parts:
@@ -115,7 +129,8 @@ def check_calls(parts):
 def check_markers(form, tokenizer, structural, tokens, text):
     """As many tokens of each marker as there are in what is no value of a call."""
     ids = {marker: structural.ids[marker] for marker in form.markers}
-    as_written = "".join((form.written.begin, *form.written.around, form.written.end))
+    way = form.written.maybe_around if form.written.maybe_around[0] in text[:20] else ()
+    as_written = "".join((form.written.begin, *form.written.around, form.written.end, *way))
     for marker, id_ in ids.items():
         assert (tokens.count(id_) > 0) == (marker in as_written), marker
         assert text.count(marker) >= tokens.count(id_)
