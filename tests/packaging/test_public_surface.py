@@ -13,7 +13,7 @@ PUBLIC = {
         LoadError LogitsError
         Logprob NotWarmError OutOfBlocksError Pass PassReport ProcessorError QuantizedModel RequestError
         RequestOutput Runtime SamplingParams ScoreOutput ShapeError StoreError StreamDelta StructuredOutputs
-        Draft Eagle LoRAConfig NGram UnsupportedError WeightGroup quantize register_model
+        Draft Eagle LoRAConfig NGram UnsupportedError WeightGroup profile quantize register_model
     """,
     "lamina.compiler.passes": """
         Any_ CANONICALISE Call Match PASS_NAMES Pass PassReport all_but copy_graph dtype_of emit erase_dead
