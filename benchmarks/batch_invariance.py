@@ -22,9 +22,9 @@ from gpu import describe_machine
 from gpu_steps import BLOCK_SIZE, DecodeStep, look_at
 
 from lamina import CompileConfig, Runtime, SamplingParams
-from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
 from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import autotune, choices
+from lamina.custom_ops.linear_silu_and_mul import _cuda as with_gate
 from lamina.custom_ops.paged_attention import _cuda, _fixed_splits
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
@@ -145,7 +145,7 @@ def turn_invariant(runtime: Runtime, batches: list[int]) -> None:
     sizes = DEVICE, resolved.dtype, resolved.dtype, resolved.model.head_dim, resolved.block_size
     rotating = _cuda.find_rotating(*sizes, batch_invariant=True)
     attention._backend = replace(attention._backend, rotating_decode=rotating)
-    for module, launch in ((plain, plain.launch), (fused, fused.launch)):
+    for module, launch in ((plain, plain.launch), (with_gate, with_gate.launch)):
         module.config_of = module.config_of_one_order
         module.launch = partial(launched_in_order, launch)
     gemms = [

@@ -14,6 +14,7 @@ from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
 from ..custom_ops.add_rms_norm_quantized.reference import add_rms_norm_quantized
 from ..custom_ops.all_reduce_add_rms_norm.reference import all_reduce_add_rms_norm
 from ..custom_ops.linear.reference import linear
+from ..custom_ops.linear_silu_and_mul.reference import linear_silu_and_mul
 from ..custom_ops.lora.reference import lora
 from ..custom_ops.lora_add_rms_norm.reference import lora_add_rms_norm
 from ..custom_ops.lora_silu_and_mul.reference import lora_silu_and_mul
@@ -27,9 +28,13 @@ OPS = torch.ops.lamina
 OWN_DIGITS = {
     *(OPS.silu_and_mul.default, OPS.gelu_and_mul.default),
     *(OPS.linear.default, OPS.add_rms_norm_linear.default, OPS.act_and_mul_quantized.default),
-    *(OPS.linear_w4a16.default, OPS.mlp_w8a8.default),
+    *(OPS.linear_w4a16.default, OPS.mlp_w8a8.default, OPS.linear_silu_and_mul.default),
 }
-GEMMS: Formulas = {OPS.linear.default: linear, OPS.add_rms_norm_linear.default: add_rms_norm_linear}
+GEMMS: Formulas = {
+    OPS.linear.default: linear,
+    OPS.linear_silu_and_mul.default: linear_silu_and_mul,
+    OPS.add_rms_norm_linear.default: add_rms_norm_linear,
+}
 QUANTIZING: Formulas = {
     OPS.add_rms_norm_quantized.default: add_rms_norm_quantized,
     OPS.rms_norm_quantized.default: rms_norm_quantized,

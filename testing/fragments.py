@@ -47,6 +47,9 @@ class State:
     gelus: int = 0
     linears: int = 0
     fused: int = 0  # linears that alone read the norm of a sum
+    linear_gates: int = 0  # gates that alone read a linear
+    fused_gates: int = 0  # of these, behind a linear that is fused
+    is_gated: bool = False  # what reads x
     norms_quantized: int = 0  # norms that projections in one byte alone read
     gates_quantized: int = 0
     mlps_w8a8: int = 0  # of gates that are quantized, between projections in one format of what a norm made
@@ -67,8 +70,10 @@ class State:
         return "sum_norm" if self.origin == "sum" else "other"
 
     def set(self, x: Tensor, origin: str = "other") -> None:
-        self.fused += self.origin == "sum_norm" and self.readers == 1
-        self.x, self.origin, self.readers = x, origin, 0
+        is_fused = self.origin == "sum_norm" and self.readers == 1
+        self.fused += is_fused
+        self.fused_gates += is_fused and self.is_gated
+        self.x, self.origin, self.readers, self.is_gated = x, origin, 0, False
 
     def share(self) -> None:
         """Something other than the next fragment reads x too."""
@@ -117,6 +122,17 @@ def plant_linear(state: State, x: Tensor) -> Tensor:
 
 def apply_linear(state: State, x: Tensor, rows: int) -> Tensor:
     return FAST_OPS.linear(plant_linear(state, x), state.weight(rows, x.shape[-1]))
+
+
+def apply_gate_up(state: State, *, is_gate: bool = True, biased: bool = False) -> Tensor:
+    """x by the rows of gate and up; is_gate: a gate that passes know reads them, and nothing else does."""
+    linears, rows = state.linears, 2 * state.intermediate
+    weight, bias = state.weight(rows, state.hidden), state.weight(rows) if biased else None
+    both = FAST_OPS.linear(plant_linear(state, state.x), weight, bias)
+    if is_gate:
+        state.is_gated = True
+        state.linear_gates += state.linears - linears
+    return both
 
 
 def by_columns(state: State, rows: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..custom_ops._shared.precision import accumulation_dtype
 from ..models.layers import FAST_OPS
-from .fragments import State, Step, apply_linear, by_columns
+from .fragments import State, Step, apply_gate_up, apply_linear, by_columns
 
 
 def _down(state: State, gated: Tensor) -> None:
@@ -19,26 +19,25 @@ def _multiply(step: Step, gate: Tensor, up: Tensor) -> Tensor:
     return up * gate if step.swapped else gate * up
 
 
-def _halves(state: State) -> tuple[Tensor, Tensor]:
-    gate, up = apply_linear(state, state.x, 2 * state.intermediate).chunk(2, dim=-1)
+def _halves(state: State, *, is_gate: bool = False) -> tuple[Tensor, Tensor]:
+    gate, up = apply_gate_up(state, is_gate=is_gate).chunk(2, dim=-1)
     return gate, up
 
 
 def mlp(state: State, step: Step) -> None:
     state.gates += 1
-    _down(state, FAST_OPS.silu_and_mul(apply_linear(state, state.x, 2 * state.intermediate)))
+    _down(state, FAST_OPS.silu_and_mul(apply_gate_up(state)))
 
 
 def written_mlp(state: State, step: Step) -> None:
     state.gates += 1
-    gate, up = _halves(state)
+    gate, up = _halves(state, is_gate=True)
     _down(state, _multiply(step, F.silu(gate), up))
 
 
 def mlp_of_split_sizes(state: State, step: Step) -> None:
     state.gates += 1
-    whole = apply_linear(state, state.x, 2 * state.intermediate)
-    gate, up = torch.split(whole, [state.intermediate] * 2, dim=1)
+    gate, up = torch.split(apply_gate_up(state), [state.intermediate] * 2, dim=1)
     _down(state, _multiply(step, F.silu(gate), up))
 
 
@@ -51,21 +50,23 @@ def mlp_with_gate_read_twice(state: State, step: Step) -> None:
 
 
 def mlp_in_float32(state: State, step: Step) -> None:
-    state.gates += state.dtype != torch.float64
-    gate, up = _halves(state)
+    is_gate = state.dtype != torch.float64
+    state.gates += is_gate
+    gate, up = _halves(state, is_gate=is_gate)
     _down(state, _multiply(step, F.silu(gate.float()).to(state.dtype), up))
 
 
 def mlp_in_own_dtype(state: State, step: Step) -> None:
     """The formula for wide dtypes; narrow ones round at every step."""
     state.gates += not state.is_narrow
-    gate, up = _halves(state)
+    gate, up = _halves(state, is_gate=not state.is_narrow)
     _down(state, _multiply(step, gate / (1 + torch.exp(-gate)), up))
 
 
 def mlp_rounded_once(state: State, step: Step) -> None:
     state.gates += not state.is_narrow
-    gate, up = (half.to(accumulation_dtype(state.dtype)) for half in _halves(state))
+    halves = _halves(state, is_gate=not state.is_narrow)
+    gate, up = (half.to(accumulation_dtype(state.dtype)) for half in halves)
     _down(state, _multiply(step, F.silu(gate), up).to(state.dtype))
 
 

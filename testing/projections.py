@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.layers import FAST_OPS
-from .fragments import State, Step, add_norm, apply_linear, plant_linear
+from .fragments import State, Step, add_norm, apply_gate_up, apply_linear, plant_linear
 
 
 def _square(state: State) -> Tensor:
@@ -23,15 +23,14 @@ def add_norm_linear(state: State, step: Step) -> None:
 def add_norm_mlp(state: State, step: Step) -> None:
     add_norm(state, step)
     state.gates += 1
-    gated = FAST_OPS.silu_and_mul(apply_linear(state, state.x, 2 * state.intermediate))
+    gated = FAST_OPS.silu_and_mul(apply_gate_up(state))
     state.set(apply_linear(state, gated, state.hidden), "gemm")
 
 
 def add_norm_biased_mlp(state: State, step: Step) -> None:
     add_norm(state, step)
     state.gates += 1
-    weight, bias = state.weight(2 * state.intermediate, state.hidden), state.weight(2 * state.intermediate)
-    gated = FAST_OPS.silu_and_mul(F.linear(plant_linear(state, state.x), weight, bias))
+    gated = FAST_OPS.silu_and_mul(apply_gate_up(state, biased=True))
     state.set(apply_linear(state, gated, state.hidden), "gemm")
 
 

@@ -143,6 +143,8 @@ def _replay(program: Program, given: tuple[Tensor, ...], sites: Counter[str]) ->
         gelu_and_mul=state.gelus,
         linear=state.linears,
         add_rms_norm_linear=state.fused,
+        linear_silu_and_mul=state.linear_gates,
+        fused_gates=state.fused_gates,
         rms_norm_quantized=state.norms_quantized,
         act_and_mul_quantized=state.gates_quantized,
         mlp_w8a8=state.mlps_w8a8,

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from workloads import SHAPES
 
 from lamina.common.errors import KernelLaunchError
-from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
 from lamina.custom_ops.linear.choices import GemmConfig, persistent_stages
+from lamina.custom_ops.linear_silu_and_mul import _cuda as with_gate
 
 OPS, DEVICE, DTYPE = torch.ops.lamina, torch.device("cuda"), torch.bfloat16
 CONFIGS = [GemmConfig(2, 256, 2, 1, persistent_stages(2, 256), 66), GemmConfig(2, 256, 1, 2, 4, 66)]
@@ -52,7 +52,7 @@ def by_library(x: Tensor, weight: Tensor) -> Tensor:
 def race(x: Tensor, weights: list[Tensor], rounds: int) -> dict[str, float]:
     """Microseconds of each way for one layer, medians of rounds in which all take turns."""
     ways = {"library": by_library} | {
-        "/".join(map(str, config)): lambda x, weight, config=config: fused.launch(x, weight, None, config)
+        "/".join(map(str, config)): lambda x, weight, config=config: with_gate.launch(x, weight, None, config)
         for config in CONFIGS
     }
     expected = by_library(x, weights[0]).float()

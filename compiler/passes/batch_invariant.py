@@ -13,6 +13,7 @@ from .graph import Pass, PassReport, copy_graph, emit, erase_dead, replace
 ATEN, OPS = torch.ops.aten, torch.ops.lamina
 FLAGS: dict[Any, int] = {  # which argument is batch_invariant
     OPS.linear.default: 3,
+    OPS.linear_silu_and_mul.default: 3,
     OPS.add_rms_norm_linear.default: 8,
 }
 SUMMED_BY_LIBRARIES = (

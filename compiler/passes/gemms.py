@@ -12,7 +12,7 @@ from .batch_invariant import FLAGS
 from .graph import dtype_of, shape_of
 
 OPS = torch.ops.lamina
-Kind = Literal["linear", "norm", "norm_gated", "gated", "quantizing"]
+Kind = Literal["linear", "linear_gated", "norm", "norm_gated", "gated", "quantizing"]
 BYTE_ARGUMENTS: dict[Any, tuple[tuple[Kind, int, int], ...]] = {  # which are weights and their scales
     OPS.linear_w8a8.default: (("quantizing", 1, 2),),
     OPS.scaled_linear.default: (("linear", 2, 3),),
@@ -74,6 +74,8 @@ def _gemm(node: fx.Node) -> Gemm | None:
         weight = args[1]
     elif node.target is OPS.add_rms_norm_linear.default:
         kind, weight = ("norm_gated" if args[6] else "norm"), args[4]
+    elif node.target is OPS.linear_silu_and_mul.default:
+        kind, weight = "linear_gated", args[1]
     else:
         return None
     if dtype_of(weight) != dtype_of(args[0]):

@@ -19,6 +19,7 @@ from .canonicalise import CANONICALISE
 from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
+from .linear_silu_and_mul import LINEAR_SILU_AND_MUL
 from .lora import LORA_GATE, LORA_NORM
 from .lower import LOWER
 from .mlp_w8a8 import MLP_W8A8
@@ -44,6 +45,7 @@ PIPELINE: tuple[Pass, ...] = (
     GATE_QUANTIZED,  # likewise of gates
     MLP_W8A8,  # joins what the one before it has made
     GATED_W4A16,  # behind the names of gates
+    LINEAR_SILU_AND_MUL,  # likewise, of what add_rms_norm_linear has left
     LORA_GATE,  # behind the names of gates, and what others join with them
     LORA_NORM,  # likewise of norms
     LOWER,  # last: turns what was named into what its provider runs

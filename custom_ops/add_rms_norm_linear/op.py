@@ -6,7 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
-from . import _composed, _cpu, _cuda, reference
+from . import _composed, _cpu, reference
 
 
 def add_rms_norm_linear(
@@ -93,7 +93,6 @@ define_op(
     fake=_fake,
     check=_check,
     providers=(
-        _cuda.PROVIDER,
         _composed.PROVIDER,
         _cpu.PROVIDER,
         Provider(name="reference", load=lambda: reference.add_rms_norm_linear),

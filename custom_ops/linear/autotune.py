@@ -18,7 +18,7 @@ from .._shared.fp8 import FP8
 from .._shared.quantized import GROUP, INT8, num_groups
 from ..add_rms_norm_linear import _composed
 from ..add_rms_norm_linear import _cpu as fused_cpu
-from ..add_rms_norm_linear import _cuda as fused
+from ..linear_silu_and_mul import _cuda as with_gate
 from ..linear_w4a16 import _cuda as four_bits
 from ..linear_w4a16 import configs as four_bit_configs
 from ..linear_w8a8 import _composed as composed_few
@@ -122,7 +122,7 @@ def ways_of(site: Site, device: torch.device, dtype: torch.dtype) -> Ways:
     if site.is_in_bytes:
         return _byte_ways(site, x, weights)
     otherwise = F.linear if site.kind == "linear" else _gemm_then_gate
-    launch = plain.launch if site.kind == "linear" else fused.launch
+    launch = plain.launch if site.kind == "linear" else with_gate.launch
     return Ways(
         weights,
         lambda config, weight: launch(x, weight, None, config, bool(site.split_k)),

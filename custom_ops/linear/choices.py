@@ -197,7 +197,7 @@ def sites_of(
     with_gate = [site for site in alone if not one.is_in_bytes or site.num_tokens <= GATED_ROWS]
     gated = tuple(replace(site, kind="gated") for site in with_gate)
     quantizing = [replace(site, kind="quantizing") for site in alone if site.num_tokens <= QUANTIZING_ROWS]
-    more = {"norm_gated": gated, "gated": gated, "quantizing": quantizing}.get(op, ())
+    more = {"norm_gated": gated, "linear_gated": gated, "gated": gated, "quantizing": quantizing}.get(op, ())
     return (*more,) if op == "gated" else (*alone, *more)
 
 

@@ -27,8 +27,16 @@ from ...custom_ops.scaled_linear._cuda import find_kernel as scaled_kernel
 ONE_ORDER = ("cpu", "cuda", "reference")  # providers of linear that know batch_invariant
 SMALLEST = 1 << 20  # weights, below which a GEMM takes no longer than its launch
 MEASUREMENTS = "measurements"  # the kind of the store's names for them
-OPS = {"linear": "linear", "norm": "add_rms_norm_linear", "norm_gated": "add_rms_norm_linear"}
-MEASURED_OPS = "linear", "add_rms_norm_linear", "scaled_linear", "linear_w8a8", "mlp_w8a8", "linear_w4a16"
+OPS = {  # that serve a kind of GEMM, on a GPU also by those that they are composed of
+    "linear": ("linear",),
+    "linear_gated": ("linear_silu_and_mul",),
+    "norm": ("add_rms_norm_linear",),
+    "norm_gated": ("add_rms_norm_linear", "linear_silu_and_mul"),
+}
+MEASURED_OPS = (
+    *("linear", "linear_silu_and_mul", "add_rms_norm_linear", "scaled_linear"),
+    *("linear_w8a8", "mlp_w8a8", "linear_w4a16"),
+)
 SOURCES = {"cuda": (".cu", ".cuh"), "cpu": (".cpp", ".h")}  # suffixes of what the kernels are made of
 BY_METHOD = {Method.DOT: "dot products", Method.AMX: "AMX tiles"}
 CPU = torch.device("cpu")
@@ -51,7 +59,8 @@ def choose_gemm_kernels(
     Raises NotWarmError where require_warm and something would have to be measured.
     """
     gemms = tuple(gemms)
-    for op in {OPS[gemm.kind] for gemm in gemms if gemm.weights == "dense"}:
+    serving = [OPS[gemm.kind] for gemm in gemms if gemm.weights == "dense"]
+    for op in {op for ops in serving for op in (ops if device.type == "cuda" else ops[:1])}:
         registry.select(op, device=device, dtype=dtype)  # built now, not amid a request
     for kept in {gemm.weights for gemm in gemms if gemm.weights in choices.BYTES}:
         gated = any(gemm.kind == "norm_gated" for gemm in gemms if gemm.weights == kept)
@@ -210,7 +219,9 @@ def _sites_of(gemm: Gemm, device: torch.device, dtype: torch.dtype) -> tuple[Sit
     if device.type == "cpu":
         return ()  # one method for every number of rows
     split_k = choices.one_order(gemm.rows, gemm.columns, choices.processors_of(device))
-    return choices.sites_of("gated" if gemm.kind == "norm_gated" else gemm.kind, *shape, split_k)
+    return choices.sites_of(
+        "gated" if gemm.kind in ("linear_gated", "norm_gated") else gemm.kind, *shape, split_k
+    )
 
 
 def _may_serve(site: Site, device: torch.device, dtype: torch.dtype) -> bool:

@@ -28,6 +28,7 @@ JOINED = {
     "act_and_mul_quantized": (SILU_AND_MUL, GELU_AND_MUL),
     "mlp_w8a8": (ADD_RMS_NORM, RMS_NORM, SILU_AND_MUL, GELU_AND_MUL, NORM_QUANTIZED, GATE_QUANTIZED),
     "gated_w4a16": (SILU_AND_MUL, GELU_AND_MUL),
+    "linear_silu_and_mul": (SILU_AND_MUL, GELU_AND_MUL, LINEAR),
 }
 
 

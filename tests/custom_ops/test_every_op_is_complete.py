@@ -19,7 +19,7 @@ MARKERS = {"attention_site"}  # nothing to compute
 TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
     "act_and_mul_quantized": "composed",
     "add_rms_norm_quantized": "composed",
-    "add_rms_norm_linear": "composed",
+    "linear_silu_and_mul": "composed",
     "adjust_logits": "reference",
     "all_reduce": "group",
     "all_reduce_add_rms_norm": "composed",

@@ -13,7 +13,6 @@ from torch import Tensor
 from lamina.common.progress import say_nothing
 from lamina.compiler.config import CompileConfig
 from lamina.custom_ops._shared import registry
-from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
 from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear.choices import (
     BUCKETS,
@@ -22,6 +21,7 @@ from lamina.custom_ops.linear.choices import (
     processors_of,
     sites_of,
 )
+from lamina.custom_ops.linear_silu_and_mul import _cuda as with_gate
 from lamina.custom_ops.paged_attention import _fixed_splits
 from lamina.runtime.batch_invariance import check_batch_invariance
 from lamina.runtime.config import RuntimeConfig
@@ -110,7 +110,7 @@ def test_rows_of_a_fused_gemm_have_the_bits_they_have_alone(
 def test_every_configuration_worth_measuring_sums_in_the_one_order(shape: tuple[int, int], kind: str) -> None:
     """So that it does not matter which of them was the fastest on a GPU."""
     x, weight, _ = operands(*shape, BUCKETS[-1], torch.bfloat16)
-    launch = plain.launch if kind == "linear" else fused.launch
+    launch = plain.launch if kind == "linear" else with_gate.launch
     split_k = one_order(*shape, processors_of(DEVICE))
     right, wrong = None, []
     for site in sites_of(kind, *shape, split_k=split_k):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.custom_ops.add_rms_norm_linear import _cuda as fused
 from lamina.custom_ops.add_rms_norm_linear import reference as fused_formula
 from lamina.custom_ops.linear import _cuda as plain
 from lamina.custom_ops.linear import reference as formula
@@ -24,6 +23,7 @@ from lamina.custom_ops.linear.choices import (
     most_stages,
     persistent_stages,
 )
+from lamina.custom_ops.linear_silu_and_mul import _cuda as with_gate
 
 pytestmark = pytest.mark.gpu
 
@@ -151,7 +151,7 @@ def test_the_persistent_kernel_before_a_gate(
     dtype = torch.bfloat16
     for (n, k), num_rows in itertools.product(PERSISTENT_SHAPES, (config.tile_tokens - 3, 512, 1020)):
         x, weight, bias = rows(num_rows, k, dtype), weights(n, k, dtype), vector(n, dtype)
-        out = launch(x, weight, bias, config, call=fused.launch)
+        out = launch(x, weight, bias, config, call=with_gate.launch)
         exact, naive = (
             fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide), bias.to(wide)))
             for wide in (torch.float64, dtype)
@@ -165,7 +165,7 @@ def test_every_configuration_before_a_gate(
 ) -> None:
     dtype = torch.bfloat16
     x, weight = rows(70, 520, dtype), weights(2 * 333, 520, dtype)
-    out = launch(x, weight, None, config, call=fused.launch)
+    out = launch(x, weight, None, config, call=with_gate.launch)
     exact, naive = (
         fused_formula.gate.silu_and_mul(formula.linear(x.to(wide), weight.to(wide)))
         for wide in (torch.float64, dtype)

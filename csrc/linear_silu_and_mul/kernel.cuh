@@ -1,5 +1,4 @@
-// GEMM and gate of lamina::add_rms_norm_linear: out = silu(x * gateᵀ + bias) * (x * upᵀ + bias), where x is
-// the norm, which a kernel of its own has made.
+// GEMM and gate of lamina::linear_silu_and_mul: out = silu(x * gateᵀ + bias) * (x * upᵀ + bias).
 #pragma once
 
 #include "persistent_launch.cuh"

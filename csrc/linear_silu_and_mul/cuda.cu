@@ -1,9 +1,9 @@
-// The C entry point of add_rms_norm_linear on CUDA.
+// The C entry point of linear_silu_and_mul on CUDA.
 #include "kernel.cuh"
 
 // As the caller packs them: 8 bytes each, strides in elements. The weights, contiguous, are those
 // of the gate and those of what it gates.
-struct AddRmsNormLinearArguments {
+struct LinearSiluAndMulArguments {
   const void *x, *weight, *bias;
   void* out;
   int64_t tokens, n, k, x_stride;
@@ -13,9 +13,9 @@ struct AddRmsNormLinearArguments {
 };
 
 extern "C" {
-int64_t add_rms_norm_linear_arguments_size() { return sizeof(AddRmsNormLinearArguments); }
+int64_t linear_silu_and_mul_arguments_size() { return sizeof(LinearSiluAndMulArguments); }
 
-int add_rms_norm_linear(const AddRmsNormLinearArguments* a) {
+int linear_silu_and_mul(const LinearSiluAndMulArguments* a) {
 #if LAMINA_HOPPER
   return lamina::with_narrow_dtype(a->dtype, [&](auto zero) {
     using T = decltype(zero);

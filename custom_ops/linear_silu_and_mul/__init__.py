@@ -1,0 +1,1 @@
+"""lamina::linear_silu_and_mul."""

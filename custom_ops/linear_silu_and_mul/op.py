@@ -1,0 +1,50 @@
+"""lamina::linear_silu_and_mul, the projection to gate and up and the gate behind it in one step."""
+
+import torch
+from torch import Tensor
+
+from ...common.errors import ShapeError
+from .._shared.library import define_op
+from .._shared.registry import Provider
+from . import _composed, _cuda, reference
+
+
+def linear_silu_and_mul(
+    x: Tensor,  # [num_tokens, in_features]
+    weight: Tensor,  # [2 * out_features, in_features]: the gate's rows, then as many of up
+    bias: Tensor | None = None,  # [2 * out_features]
+    batch_invariant: bool = False,  # as of linear
+) -> Tensor:
+    """silu_and_mul(linear(x, weight, bias)), [num_tokens, out_features].
+
+    The projection and silu of the gate are rounded, as by these ops one after another.
+    """
+    result: Tensor = torch.ops.lamina.linear_silu_and_mul.default(x, weight, bias, batch_invariant)
+    return result
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0] // 2))
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or weight.shape[0] % 2:
+        got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
+        raise ShapeError(f"linear_silu_and_mul: {got}; wanted [T, in] and [out, in] of as much gate as up")
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        got = f"x is {x.dtype}, weight {weight.dtype}, bias {None if bias is None else bias.dtype}"
+        raise ShapeError(f"linear_silu_and_mul: {got}; wanted one dtype")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(f"linear_silu_and_mul: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
+
+
+define_op(
+    "linear_silu_and_mul(Tensor x, Tensor weight, Tensor? bias=None, bool batch_invariant=False) -> Tensor",
+    fake=_fake,
+    check=_check,
+    providers=(
+        _cuda.PROVIDER,
+        _composed.PROVIDER,
+        Provider(name="reference", load=lambda: reference.linear_silu_and_mul),
+    ),
+)
