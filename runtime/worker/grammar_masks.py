@@ -1,7 +1,7 @@
 """Structured outputs: which tokens each constrained sample may be, as bits, by the grammar of its request."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -84,7 +84,9 @@ class GrammarMasks:
         self._jump_forward = jump_forward
         self._num_threads = min(num_threads, MAX_LEXERS)
         self._pool: ThreadPoolExecutor | None = None
-        self._thread, self._way = MaskThread(), CheaperWay()
+        self._thread = MaskThread()
+        # by how many masks there are, in powers of two
+        self._ways: defaultdict[int, CheaperWay] = defaultdict(CheaperWay)
         self._executors: dict[int, Any] = {}  # llguidance's own threads, by how many
         self._job: Job | None = None  # the last
         self._lexers: dict[str, tuple[str, int]] = {}  # the grammar of each request, and which lexer of it
@@ -152,7 +154,7 @@ class GrammarMasks:
         if sum(walk.mask_seconds for _, walk in beside) < WORTH_A_THREAD:
             beside = []
         making = MasksInMaking(bits, limits, standing, failures, beside)
-        if beside and self._way.is_thread():
+        if beside and self._ways[len(beside).bit_length()].is_thread():
             started = time.perf_counter()
             making.job = self._start(beside, bits)
             making.seconds = time.perf_counter() - started
@@ -258,7 +260,8 @@ class GrammarMasks:
             for one, walk in making.beside:
                 walk.write_mask(one.num_output, making.bits[one.which])
         seconds = making.seconds + time.perf_counter() - started
-        self._way.note(making.job is not None, seconds / len(making.beside))
+        num = len(making.beside)
+        self._ways[num.bit_length()].note(making.job is not None, seconds / num)
 
     def _start(self, rows: list[Standing], bits: Bits) -> Job:
         """Have masks made by a thread for each lexer: those of one would wait for each other."""

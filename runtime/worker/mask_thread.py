@@ -7,8 +7,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 SECONDS_TO_BEGIN = 0.001  # that a job is given to begin before its caller goes on
-NUM_NOTED = 5  # times of each way that count
-STEPS_BETWEEN_TRIES = 64  # of the way that was the dearer one
+NUM_NOTED = 3  # times of each way that count
+STEPS_BETWEEN_TRIES, MOST_STEPS_BETWEEN_TRIES = 64, 1024  # of the way that was the dearer one
 
 
 class Job:
@@ -64,21 +64,31 @@ class Job:
 class CheaperWay:
     """Whether the thread costs its caller less than the work itself, by what either took of late.
 
-    A core that sleeps may take as long to be woken as the work does. The dearer way is tried now and then.
+    A core that sleeps may take as long to be woken as the work does. The dearer way is tried now and then,
+    ever more rarely while it stays the dearer one. All work is to be of about one size: what it costs to
+    wake a thread is the same for little and for much.
     """
 
     def __init__(self) -> None:
-        self._num_steps = 0
         self._seconds: dict[bool, deque[float]] = {way: deque(maxlen=NUM_NOTED) for way in (False, True)}
+        self._last = False  # that was cheaper
+        self._steps_to_try = self._interval = STEPS_BETWEEN_TRIES
 
     def is_thread(self) -> bool:
         """The way to take now."""
-        self._num_steps += 1
-        alone, beside = self._seconds[False], self._seconds[True]
-        if not (alone and beside):
-            return bool(alone)
-        is_cheaper = statistics.median(beside) < statistics.median(alone)
-        return is_cheaper != (self._num_steps % STEPS_BETWEEN_TRIES == 0)
+        for way, seconds in self._seconds.items():
+            if len(seconds) < NUM_NOTED:
+                return way
+        cheaper = statistics.median(self._seconds[True]) < statistics.median(self._seconds[False])
+        if cheaper != self._last:
+            self._last, self._interval = cheaper, STEPS_BETWEEN_TRIES
+            self._steps_to_try = self._interval
+        self._steps_to_try -= 1
+        if self._steps_to_try:
+            return cheaper
+        self._interval = min(2 * self._interval, MOST_STEPS_BETWEEN_TRIES)
+        self._steps_to_try = self._interval
+        return not cheaper
 
     def note(self, is_thread: bool, seconds: float) -> None:
         """Note what a piece of the work took of its caller's time that way."""

@@ -1,5 +1,6 @@
 """A thread's jobs: each is done whoever comes first, and the way that costs less is taken."""
 
+import itertools
 import threading
 from contextlib import suppress
 
@@ -81,14 +82,29 @@ COSTS = st.floats(1e-6, 1e-2)
 
 @given(before=st.tuples(COSTS, COSTS), after=st.tuples(COSTS, COSTS))
 def test_the_cheaper_way_is_taken_but_for_a_try_now_and_then_whichever_it_becomes(before, after):
-    way, tries = CheaperWay(), mask_thread.STEPS_BETWEEN_TRIES
-    for costs in (before, after):
-        for _ in range(tries * (mask_thread.NUM_NOTED + 1)):  # by then all that counts is of these costs
-            which = way.is_thread()
-            way.note(which, costs[which])
-        taken = []
-        for _ in range(10 * tries):
-            taken.append(way.is_thread())
-            way.note(taken[-1], costs[taken[-1]])
-        if costs[0] != costs[1]:
-            assert taken.count(costs[1] < costs[0]) == 10 * (tries - 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mask_thread, "STEPS_BETWEEN_TRIES", 4)
+        patch.setattr(mask_thread, "MOST_STEPS_BETWEEN_TRIES", 32)
+        way = CheaperWay()
+        for costs in (before, after):
+            steps(way, costs, 32 * (mask_thread.NUM_NOTED + 1))  # by then all that counts is of these costs
+            taken = steps(way, costs, 10 * 32)
+            if costs[0] != costs[1]:
+                assert taken.count(costs[0] < costs[1]) == 10
+
+
+def test_tries_of_the_dearer_way_grow_rarer_until_it_is_the_cheaper_one():
+    way = CheaperWay()
+    tries = [number for number, is_thread in enumerate(steps(way, (2, 1), 8000)) if not is_thread]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries[mask_thread.NUM_NOTED :])]
+    assert gaps == [128, 256, 512, *[1024] * (len(gaps) - 3)]
+    assert steps(way, (1, 2), 3000)[-128:].count(False) >= 127
+
+
+def steps(way, costs, count):
+    """The ways that so many steps take, where each costs so much."""
+    taken = []
+    for _ in range(count):
+        taken.append(way.is_thread())
+        way.note(taken[-1], costs[taken[-1]])
+    return taken
