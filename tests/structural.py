@@ -12,7 +12,7 @@ STRUCTURE = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
     *("<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "<|eom_id|>", "<｜tool▁call｜>"),
 )
-TEXT = ("<td>", "</h1>", "<=>", "[a]", "\n\n", "  ", "two words")
+TEXT = ("<td>", "</h1>", "<=>", "[a]", "\n\n", "  ", "two words", "a▁b")
 
 
 class Added(NamedTuple):

@@ -45,7 +45,7 @@ def renamed(tokenizer_json: str, num_ids: int) -> tuple[str, dict[str, int]]:
     tokenizer["post_processor"] = None  # which names special tokens, and adds none here
     tokenizer["normalizer"] = _faithful(tokenizer.get("normalizer"))
     text = json.dumps(tokenizer, ensure_ascii=False)
-    return text.replace(SPACE, BLANK) if SPACE in str(tokenizer.get("decoder")) else text, ids
+    return text.replace(SPACE, BLANK) if _has_blanks_as_space(tokenizer.get("decoder")) else text, ids
 
 
 def _known(vocabulary: dict[str, int], added: Iterable[Token]) -> list[Token]:
@@ -61,6 +61,16 @@ def _known(vocabulary: dict[str, int], added: Iterable[Token]) -> list[Token]:
     vocabulary |= names
     kept = [token for token in texts.values() if token["special"] or not _looks_special(token["content"])]
     return sorted([*kept, *map(_unused, names, names.values())], key=lambda token: int(token["id"]))
+
+
+def _has_blanks_as_space(decoder: Any) -> bool:
+    """Whether a decoder has a blank for each U+2581."""
+    steps = (decoder or {}).get("decoders", [decoder or {}])
+    return any(
+        step.get("replacement") == SPACE
+        or (step.get("pattern"), step.get("content")) == ({"String": SPACE}, " ")
+        for step in steps
+    )
 
 
 def _looks_special(content: str) -> bool:

@@ -10,11 +10,13 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
+from ...common.logging import get_logger
 from ...models.checkpoints import tekken
 from ...models.checkpoints.character_map import check_normalizer
 from ...models.checkpoints.sentencepiece_model import build_sentencepiece, read_sentencepiece
 from ...models.fields import whole_file
 
+logger = get_logger("runtime")
 TOKENIZER_JSON, TEKKEN_JSON, SENTENCEPIECE_MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
 # Classes whose ids are those of the file; those of others begin elsewhere.
 SENTENCEPIECE_CLASSES = ("Llama", "CodeLlama", "Gemma", "Mistral", "PreTrained", "TokenizersBackend")
@@ -49,6 +51,7 @@ class TokenizerFile:
         roles, extra, added = _tokens(folder, config, self.added_tokens_decoder)
         self.special_tokens_map: dict[str, str] = {name: token.content for name, token in roles.items()}
         self._add(list(roles.values()), extra, added)
+        self._warn_of_moved(folder, added)
         self.bos_token = self.special_tokens_map.get("bos_token")
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
@@ -148,6 +151,17 @@ class TokenizerFile:
             token.special = token.special or token.content in with_role
         if new:
             self._backend.add_tokens(new)
+
+    def _warn_of_moved(self, folder: Path, added: Mapping[int, AddedToken]) -> None:
+        """Say which tokens have other ids here than in the files, as where there are gaps before them."""
+        known = {token.content: token_id for token_id, token in self.added_tokens_decoder.items()}
+        moved = [(token.content, id_) for id_, token in added.items() if known.get(token.content, id_) != id_]
+        for text, id_ in moved[:1]:
+            logger.warning(
+                "%s: %d added tokens have other ids than tokenizer_config.json says, as with "
+                "transformers: %r has %d, not %d",
+                *(folder, len(moved), text, known[text], id_),
+            )
 
 
 def obstacle(folder: Path) -> str | None:

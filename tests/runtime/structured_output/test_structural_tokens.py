@@ -52,6 +52,16 @@ def test_text_is_every_token_but_those_of_structure_and_ids_that_nothing_has(bas
             assert id_ in ids, (id_, written)
 
 
+@given(added=added_tokens("a▁b", "two words"))
+def test_an_added_token_that_is_text_stands_for_what_it_is_decoded_to(base, added):
+    tokenizer = with_added(base, added)
+    compiler = compiler_of(tokenizer)
+    for name in ("a▁b", "two words"):
+        id_ = tokenizer.token_to_id(name)
+        form = StructuredOutputs(choice=[written_as(tokenizer, id_) + "x", "abc", "two"])
+        assert compiler.matcher(grammar_of(form)).try_consume_tokens([id_]) == 1
+
+
 @given(added=added_tokens("<tool_call>", "<td>"))
 def test_a_token_of_structure_is_one_by_name_and_by_id_and_in_strings_text(base, added):
     tokenizer = with_added(base, added)

@@ -261,3 +261,23 @@ def test_others_go_on_while_a_long_text_is_read(tiny_text_folder: Path) -> None:
         time.sleep(0.001)
         num_turns += 1
     assert num_turns > 10  # a thread that keeps the GIL leaves one or two
+
+
+def test_it_is_said_where_tokens_have_other_ids_than_the_files_say(tmp_path, bbpe_tokenizer, caplog):
+    tokenizer = bbpe_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.save_pretrained(tmp_path)
+    own = {str(token_id): token for token_id, token in tokenizer.added_tokens_decoder.items()}
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    plain = {id_: {flag: getattr(token, flag) for flag in flags} for id_, token in own.items()}
+    set_config(tmp_path, added_tokens_decoder=plain)
+    TokenizerFile(tmp_path)
+    assert not caplog.records
+    call, called = map(tokenizer.convert_tokens_to_ids, ("<tool_call>", "</tool_call>"))
+    moved = {id_: token for id_, token in plain.items() if id_ not in (str(call), str(called))}
+    moved |= {"300": plain[str(call)], "303": plain[str(called)]}
+    set_config(tmp_path, added_tokens_decoder=moved)
+    TokenizerFile(tmp_path)
+    (record,) = caplog.records
+    assert "2 added tokens have other ids" in record.getMessage()
+    assert f"'<tool_call>' has {call}, not 300" in record.getMessage()
