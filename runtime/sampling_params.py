@@ -1,9 +1,9 @@
 """Sampling parameters: how tokens are chosen and where an answer ends, checked when they are given."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..common.errors import RequestError, UnknownParameterError, shown
@@ -124,52 +124,20 @@ class SamplingParams:
     """Whether there is text at all; otherwise wherever there is a tokenizer."""
 
     def __post_init__(self) -> None:
-        n = integer("n", self.n, "at least 1", low=1, high=MAX_ANSWERS, optional=False)
-        self._settle("n", n)
-        wanted = f"n ({self.n}) or more"
-        self._settle("best_of", integer("best_of", self.best_of, wanted, low=self.n, high=MAX_ANSWERS))
-        self._settle("logprobs", integer("logprobs", self.logprobs, "0 or more", low=0))
-        wanted = "0 or more"
-        self._settle("prompt_logprobs", integer("prompt_logprobs", self.prompt_logprobs, wanted, low=0))
-        self._settle("max_tokens", integer("max_tokens", self.max_tokens, "at least 1", low=1))
-        self._settle("min_tokens", integer("min_tokens", self.min_tokens, "0 or more", low=0, optional=False))
-        self._settle("temperature", number("temperature", self.temperature, "0 (greedy) to 3e38", high=3e38))
-        self._settle("top_k", integer("top_k", self.top_k, "at least 1, or 0 for off", low=-1))
-        self._settle("top_p", number("top_p", self.top_p, "above 0, at most 1", high=1.0, zero=False))
-        self._settle("min_p", number("min_p", self.min_p, "0 to 1", high=1.0))
-        self._settle("seed", integer("seed", self.seed, "a 64-bit one", low=-SEED_LIMIT, high=SEED_LIMIT - 1))
-        self._settle("stop", _stop_strings(self.stop))
-        self._settle("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids, MAX_STOPS))
-        self._check_adjustments()
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            check_flag(name, getattr(self, name))
-        if self.detokenize is not None:
-            check_flag("detokenize", self.detokenize)
+        settle = self._settle
+        for name, (left, stored, check) in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not left:
+                settle(name, check(value))
+            elif stored is not left:
+                settle(name, stored)
+        if self.best_of is not None:
+            wanted = f"n ({self.n}) or more"
+            settle("best_of", integer("best_of", self.best_of, wanted, low=self.n, high=MAX_ANSWERS))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it"
             )
-
-    def _check_adjustments(self) -> None:
-        self._settle(
-            "typical_p", number("typical_p", self.typical_p, "above 0, at most 1", high=1.0, zero=False)
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            self._settle(name, number(name, value, "-2 to 2", low=-2.0, high=2.0, optional=False))
-        wanted = "1e-30 to 1e30; 1 is neutral"  # beyond, float32 has no products of it with logits
-        penalty = number("repetition_penalty", self.repetition_penalty, wanted, low=1e-30, high=1e30)
-        self._settle("repetition_penalty", penalty)
-        self._settle("logit_bias", _biases(self.logit_bias))
-        if self.allowed_token_ids is not None:
-            allowed = set(token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED))
-            if not allowed:
-                got = shown(self.allowed_token_ids)
-                raise RequestError(f"allowed_token_ids is {got}; wanted at least one id")
-            self._settle("allowed_token_ids", tuple(sorted(allowed)))
-        self._settle("bad_words", _bad_words(self.bad_words))
-        self._settle("structured_outputs", _structured_outputs(self.structured_outputs))
-        self._settle("logits_processors", _processors(self.logits_processors))
 
     @property
     def adjusts(self) -> bool:
@@ -217,12 +185,15 @@ class SamplingParams:
 
     def _with(self, **checked: object) -> "SamplingParams":
         other = object.__new__(type(self))  # what was checked once needs no second time
+        settle = other._settle
         for name in self.__slots__:
-            other._settle(name, checked[name] if name in checked else getattr(self, name))
+            settle(name, checked[name] if name in checked else getattr(self, name))
         return other
 
-    def _settle(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # only while being built: a checked value in its stored form
+    @property
+    def _settle(self) -> Callable[[str, object], None]:
+        """Puts in a checked value in its stored form, only while this is being built."""
+        return partial(object.__setattr__, self)
 
 
 def for_chat(params: SamplingParams, defaults: SamplingDefaults | None) -> SamplingParams:
@@ -240,7 +211,7 @@ def for_chat(params: SamplingParams, defaults: SamplingDefaults | None) -> Sampl
         return params
     said = ", ".join(f"{name} {value}" for name, value in left.items())
     log_once(logger, logging.INFO, f"chats are sampled with {said}: the checkpoint does not say how")
-    return dataclasses.replace(params, **left)
+    return params._with(**left)
 
 
 def describe_defaults(defaults: SamplingDefaults) -> str:
@@ -278,6 +249,8 @@ def check_ids(params: SamplingParams, stop_token_ids: Iterable[int], num_ids: in
 
     Bad words are token ids here; num_ids: ids from there on are no tokens.
     """
+    if not (params.stop_token_ids or params.min_tokens or params.adjusts):
+        return
     words = tuple(word for word in params.bad_words or () if not isinstance(word, str))
     named: dict[str, Iterable[int]] = {
         "stop_token_ids": params.stop_token_ids or (),
@@ -330,10 +303,12 @@ def _check_total(name: str, strings: Iterable[str]) -> None:
 
 def _biases(biases: Any) -> dict[int, float]:
     """Returns biases by token id, an int or, as in JSON, a string of digits."""
-    if biases is not None and not isinstance(biases, Mapping):
+    if biases is None:
+        return {}
+    if not isinstance(biases, Mapping):
         raise RequestError(f"logit_bias is {shown(biases)}; wanted a mapping from token ids to numbers")
     plain: dict[int, float] = {}
-    for key, value in items("logit_bias", None if biases is None else biases.items(), MAX_BIASES):
+    for key, value in items("logit_bias", biases.items(), MAX_BIASES):
         digits = isinstance(key, str) and len(key) <= len(str(LARGEST)) and key.isascii() and key.isdigit()
         id_ = int(key) if digits else as_int(key)
         if id_ is None or not 0 <= id_ <= LARGEST:
@@ -375,3 +350,56 @@ def _processors(processors: Any) -> tuple[LogitsProcessor, ...]:
             got = f"logits_processors holds {shown(processor)}"
             raise RequestError(f"{got}; wanted callables of (prompt_token_ids, output_token_ids, logits)")
     return plain
+
+
+def _flag(name: str, value: bool) -> bool:
+    check_flag(name, value)
+    return value
+
+
+def _allowed_token_ids(ids: Any) -> tuple[int, ...] | None:
+    allowed = set(token_ids("allowed_token_ids", ids, MAX_ALLOWED))
+    if not allowed:
+        raise RequestError(f"allowed_token_ids is {shown(ids)}; wanted at least one id")
+    return tuple(sorted(allowed))
+
+
+# Beyond such penalties float32 has no products of them with logits.
+_REPETITION: dict[str, Any] = {"wanted": "1e-30 to 1e30; 1 is neutral", "low": 1e-30, "high": 1e30}
+_PENALTY: dict[str, Any] = {"wanted": "-2 to 2", "low": -2.0, "high": 2.0, "optional": False}
+# Of each field what it is where it is left open, what that is stored as, and what any other value becomes.
+_CHECKS: dict[str, tuple[object, object, Callable[[Any], object]]] = {
+    "n": (1, 1, partial(integer, "n", wanted="at least 1", low=1, high=MAX_ANSWERS, optional=False)),
+    "logprobs": (None, None, partial(integer, "logprobs", wanted="0 or more", low=0)),
+    "prompt_logprobs": (None, None, partial(integer, "prompt_logprobs", wanted="0 or more", low=0)),
+    "max_tokens": (None, None, partial(integer, "max_tokens", wanted="at least 1", low=1)),
+    "min_tokens": (0, 0, partial(integer, "min_tokens", wanted="0 or more", low=0, optional=False)),
+    "temperature": (None, None, partial(number, "temperature", wanted="0 (greedy) to 3e38", high=3e38)),
+    "top_k": (None, None, partial(integer, "top_k", wanted="at least 1, or 0 for off", low=-1)),
+    "top_p": (None, None, partial(number, "top_p", wanted="above 0, at most 1", high=1.0, zero=False)),
+    "min_p": (None, None, partial(number, "min_p", wanted="0 to 1", high=1.0)),
+    "typical_p": (
+        None,
+        None,
+        partial(number, "typical_p", wanted="above 0, at most 1", high=1.0, zero=False),
+    ),
+    "presence_penalty": (0.0, 0.0, partial(number, "presence_penalty", **_PENALTY)),
+    "frequency_penalty": (0.0, 0.0, partial(number, "frequency_penalty", **_PENALTY)),
+    "repetition_penalty": (None, None, partial(number, "repetition_penalty", **_REPETITION)),
+    "logit_bias": (..., ..., _biases),
+    "allowed_token_ids": (None, None, _allowed_token_ids),
+    "bad_words": (None, (), _bad_words),
+    "structured_outputs": (None, None, _structured_outputs),
+    "logits_processors": (None, (), _processors),
+    "seed": (
+        None,
+        None,
+        partial(integer, "seed", wanted="a 64-bit one", low=-SEED_LIMIT, high=SEED_LIMIT - 1),
+    ),
+    "stop": (None, (), _stop_strings),
+    "stop_token_ids": (None, (), partial(token_ids, "stop_token_ids", most=MAX_STOPS)),
+    "ignore_eos": (False, False, partial(_flag, "ignore_eos")),
+    "include_stop_str_in_output": (False, False, partial(_flag, "include_stop_str_in_output")),
+    "skip_special_tokens": (True, True, partial(_flag, "skip_special_tokens")),
+    "detokenize": (None, None, partial(_flag, "detokenize")),
+}
