@@ -23,4 +23,4 @@ def kinds_of(fields: Fields) -> Any:
 
 def named(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
     """The values by the names of their fields."""
-    return {each.name: value for each, value in zip(fields, values, strict=True)}
+    return dict(zip([each.name for each in fields], values, strict=True))

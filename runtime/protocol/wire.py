@@ -7,16 +7,16 @@ whatever comes seldom is taken apart and put together here, with every value che
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import GenericAlias
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ...common import errors
 from ...common.errors import LaminaError, UnsupportedError, WireError, shown
-from ..sampling_params import SamplingParams
+from ..sampling_params import SEED_LIMIT, SamplingParams
 from .core_description import CoreDescription
 from .core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, Shutdown, StepOutputs
 from .engine_output import EngineOutput
@@ -35,7 +35,7 @@ from .worker_messages import (
     WorkerReady,
 )
 
-VERSION = 7  # to be raised whenever a field is added, dropped or moved
+VERSION = 8  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind
@@ -122,6 +122,10 @@ def _valid(text: str) -> str:
 ERROR = tuple[str, tuple[str, ...], dict[str, str | int | float | bool]]
 ENCODER = msgspec.msgpack.Encoder(enc_hook=_object_as_plain)
 REQUEST = tuple(each for each in dataclasses.fields(EngineRequest) if each.name != "params")
+UNSEEDED = tuple(each for each in PARAMS if each.name != "seed")
+Seed = Annotated[int, msgspec.Meta(ge=-SEED_LIMIT, le=SEED_LIMIT - 1)]
+MOST_KEPT = 256  # parameters that requests had in common but for their seeds
+LARGEST_KEPT = 1024  # bytes of such
 
 
 def _of_dataclass(kind: type) -> _Codec:
@@ -138,31 +142,41 @@ def _requests_apart(message: AddRequests) -> list[Any]:
     return [_request_apart(request) for request in message.requests]
 
 
-def _request_apart(request: EngineRequest) -> tuple[Any, Any]:
+def _request_apart(request: EngineRequest) -> tuple[Any, int | None, Any]:
     params = request.params
     if params.logits_processors:
         raise UnsupportedError(
             f"logits_processors holds {shown(params.logits_processors)}, and code cannot be sent to the "
             'engine\'s process; use engine="thread", or the blocking Runtime'
         )
-    return values_of(request, REQUEST), values_of(params, PARAMS)
+    return values_of(request, REQUEST), params.seed, values_of(params, UNSEEDED)
 
 
 def _requests_together(values: Any) -> AddRequests:
     return AddRequests(
         requests=tuple(
-            EngineRequest(params=SamplingParams(**named(PARAMS, params)), **named(REQUEST, request))
-            for request, params in values
+            EngineRequest(params=_params_of(bytes(params)).with_seed(seed), **named(REQUEST, request))
+            for request, seed, params in values
         )
     )
 
 
+def _params_of(data: bytes) -> SamplingParams:
+    return _known_params(data) if len(data) <= LARGEST_KEPT else _new_params(data)
+
+
+def _new_params(data: bytes) -> SamplingParams:
+    return SamplingParams(**named(UNSEEDED, _unseeded_decoder.decode(data)))
+
+
+_known_params = lru_cache(MOST_KEPT)(_new_params)  # made, and checked, once for all that have them in common
+_unseeded_decoder = _decoder(kinds_of(UNSEEDED))
 CODECS: Mapping[int, _Codec] = {
     1: _Codec(
         AddRequests,
         _requests_apart,
         _requests_together,
-        _decoder(GenericAlias(tuple, (GenericAlias(tuple, (kinds_of(REQUEST), kinds_of(PARAMS))), ...))),
+        _decoder(GenericAlias(tuple, (GenericAlias(tuple, (kinds_of(REQUEST), Seed, msgspec.Raw)), ...))),
     ),
     2: _of_dataclass(AbortRequests),
     3: _of_dataclass(Call),

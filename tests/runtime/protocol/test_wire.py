@@ -177,6 +177,30 @@ def test_a_request_that_brings_code_is_refused_by_name():
         wire.encode(AddRequests(requests=(request,)))
 
 
+def test_requests_that_differ_in_their_seeds_alone_keep_them():
+    seeds = (1, -(2**63), 2**63 - 1, 1)
+    requests = tuple(
+        EngineRequest(
+            request_id=str(number),
+            prompt_token_ids=(1,),
+            params=SamplingParams(top_k=4).resolve(None, seed=seed),
+            max_total_tokens=9,
+        )
+        for number, seed in enumerate(seeds)
+    )
+    for _ in range(2):
+        arrived = wire.decode(wire.encode(AddRequests(requests=requests))).requests
+        assert arrived == requests
+
+
+def test_a_seed_of_more_than_64_bits_is_refused_on_arrival():
+    params = SamplingParams().resolve(None, seed=1)
+    object.__setattr__(params, "seed", 2**63)
+    request = EngineRequest(request_id="a", prompt_token_ids=(1,), params=params, max_total_tokens=9)
+    with pytest.raises(WireError, match="damaged"):
+        wire.decode(wire.encode(AddRequests(requests=(request,))))
+
+
 def test_parameters_out_of_their_range_are_refused_on_arrival():
     params = SamplingParams().resolve(None, seed=1)
     object.__setattr__(params, "top_p", 7.0)
