@@ -2,18 +2,15 @@
 
 import pkgutil
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from . import routes
 from .admission.lease import Leases
 from .auth.authentication import Authentication
-from .errors import ApiError
 from .lifecycle import Lifecycle
 from .middleware.cors import Cors
 from .middleware.error_handling import ErrorHandling
@@ -23,6 +20,9 @@ from .middleware.request_ids import RequestIds
 from .middleware.root_path import RootPath
 from .routes.page import PATHS, page_routes
 from .served_models import ServedModels
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 ASKED_MOST = ("chat", "completions")  # routes are tried one after the other
 
@@ -52,25 +52,24 @@ def create_app(models: ServedModels, lifecycle: Lifecycle) -> Starlette:
         Middleware(Leases),
     ]
     served = [*_all_routes(), *(page_routes() if config.page else ())]
-    app = Starlette(routes=served, middleware=layers, exception_handlers={HTTPException: _refuse})
+    app = _App(routes=served, middleware=layers)
     app.router.redirect_slashes = False  # a path with a slash too many is unknown, and said to be
     app.state.models = models
     app.state.lifecycle = lifecycle
     return app
 
 
+class _App(Starlette):
+    """Starlette without layers of its own, as ErrorHandling answers all that is raised inside of it."""
+
+    def build_middleware_stack(self) -> "ASGIApp":
+        app: ASGIApp = self.router
+        for layer, args, kwargs in reversed(self.user_middleware):
+            app = layer(app, *args, **kwargs)
+        return app
+
+
 def _all_routes() -> list[BaseRoute]:
     names = {each.name for each in pkgutil.iter_modules(routes.__path__)}
     ordered = (*ASKED_MOST, *sorted(names.difference(ASKED_MOST)))
     return [route for name in ordered for route in import_module(f"{routes.__name__}.{name}").ROUTES]
-
-
-def _refuse(request: Request, error: Exception) -> NoReturn:
-    """Has what Starlette raises itself answered as every other error: unknown paths, and methods."""
-    if not isinstance(error, HTTPException):
-        raise error
-    what = {
-        404: f"there is no {request.url.path[:200]!r} here",
-        405: f"{request.url.path[:200]!r} does not take {request.method}",
-    }.get(error.status_code, str(error.detail))
-    raise ApiError(status=error.status_code, message=what, headers=dict(error.headers or {})) from error

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...common.logging import get_logger
@@ -47,6 +48,8 @@ class ErrorHandling:
             if is_started:
                 logger.error("%s failed in its answer", scope["lamina.request_id"], exc_info=error)
                 raise  # the connection is closed: what was sent is all there is
+            if isinstance(error, HTTPException):
+                error = _refusal(error, scope)
             await answer_error(error, scope, receive, send_with_headers)
 
 
@@ -61,6 +64,15 @@ async def answer_error(error: Exception, scope: Scope, receive: Receive, send: S
         await _pass_over_body(receive)
     await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer, body)})
     await send({"type": "http.response.body", "body": body})
+
+
+def _refusal(error: HTTPException, scope: Scope) -> ApiError:
+    """What is answered to that which Starlette raises itself: unknown paths, and methods."""
+    what = {
+        404: f"there is no {scope['path'][:200]!r} here",
+        405: f"{scope['path'][:200]!r} does not take {scope['method']}",
+    }.get(error.status_code, str(error.detail))
+    return ApiError(status=error.status_code, message=what, headers=dict(error.headers or {}))
 
 
 async def _pass_over_body(receive: Receive) -> None:
