@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from ...runtime.engine.outputs import StreamDelta
 from ..admission.connection import while_connected
 from ..config import ServeConfig
 from ..errors import ApiError, api_error
-from ..response_body import ResponseBody, SentBody
+from ..response_body import ResponseBody, SendHead, SentBody
 from .running import Running
 
 logger = get_logger("serving")
@@ -85,16 +85,16 @@ class EventStream(Response):
 
 
 class _Stream:
-    """One stream while it is written. Its task sends the head and the end.
+    """One stream while it is written. Its task sends the end.
 
-    What lies between is written by whoever brings news, in one call a step: no task is woken for a token.
+    What comes before is written by whoever brings news, in one call a step: no task is woken for a token, and
+    the first goes with the head.
     Mostly that is text of an answer that has begun and goes on, for which there is a shorter way.
     """
 
     __slots__ = (
-        *("is_started", "_running", "_events", "_config", "_body", "_loop", "_begun", "_over", "_first"),
+        *("is_started", "_running", "_events", "_config", "_body", "_loop", "_send_head", "_over", "_text"),
         *("_num_bytes", "_num_tokens_when_full", "_num_bytes_seen", "_num_idle", "_timer", "_rest"),
-        "_text",
     )
 
     def __init__(
@@ -103,23 +103,28 @@ class _Stream:
         self.is_started = False
         self._running, self._events, self._config, self._body = running, events, config, body
         self._loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = self._loop.create_future()  # once the head is to be sent
         self._over: asyncio.Future[None] = self._loop.create_future()  # once all is written, or by an error
-        self._first = b""  # what comes before the head is sent
         self._num_bytes = 0  # of events so far
         self._num_tokens_when_full: int | None = None
         self._num_bytes_seen, self._num_idle = 0, 0  # by the timer, and how often it has seen as many
-        self._timer: asyncio.TimerHandle | None = None
         self._rest: asyncio.Handle | None = None  # the turn in which more is written
         self._text: tuple[ReadText, WriteText] | None = None  # the shorter way, where there is one
 
-    async def run(self, send_head: Callable[[], Awaitable[None]]) -> None:
-        """Returns when all is sent; raises what ends it before that, or if its client does not read."""
+    async def run(self, send_head: SendHead) -> None:
+        """Returns when all is sent; raises what ends it before that, or if its client does not read.
+
+        send_head: sends the response's head.
+        """
+        self._send_head = send_head
         self._running.notify(self._write_news)
         self._body.on_writable = self._go_on
+        self._timer = self._loop.call_later(self._config.comment_interval, self._begin_idle)
         try:
-            await self._start(send_head)
-            await self._body.end(await self._last())
+            self._write_news()
+            last = await self._last()
+            if not self.is_started:
+                await send_head()
+            await self._body.end(last)
         finally:
             self._running.notify(None)
             self._body.on_writable = None
@@ -129,28 +134,13 @@ class _Stream:
             if self._over.done() and not self._over.cancelled():
                 self._over.exception()  # seen: it may have come as nobody waited any more
 
-    async def _start(self, send_head: Callable[[], Awaitable[None]]) -> None:
-        self._write_news()
-        self._timer = self._loop.call_later(self._config.comment_interval, self._begin)
-        await self._begun
-        self._timer.cancel()
-        if self._over.done() and not self._first:
-            self._over.result()
-        await send_head()
-        self.is_started = True
-        self._body.write(self._first or COMMENT)
-        reader, write_text = self._running.only_reader, self._events.write_text
-        if reader is not None and write_text is not None:
-            self._text = reader.read_text, write_text
-        self._watch()
-
     async def _last(self) -> bytes:
         try:
             await self._over
             return self._events.end()
         except Exception as error:
             answer = api_error(error)
-            if answer.status == 499:
+            if answer.status == 499 or not self.is_started:
                 raise
             if answer.status == 500:
                 logger.warning("a stream ended by an error", exc_info=error)
@@ -162,10 +152,12 @@ class _Stream:
             if self._body.is_full or not self._write_text():
                 self._write_others()
         except Exception as error:
-            self._text = None
-            if not self._over.done():
-                self._over.set_exception(error)
-                self._begin()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._text = None
+        if not self._over.done():
+            self._over.set_exception(error)
 
     def _write_text(self) -> bool:
         """Writes new text where there is nothing else to say: the shortest way, of most tokens."""
@@ -192,7 +184,6 @@ class _Stream:
         if self._running.is_read:
             self._running.read_nowait(MOST_TOKENS)  # raises what ended it
             self._over.set_result(None)
-            self._begin()
         elif _num_tokens(deltas) >= MOST_TOKENS:
             self._rest = self._loop.call_soon(self._write_rest)
 
@@ -204,14 +195,28 @@ class _Stream:
         self._num_bytes += len(data)
         if self.is_started:
             self._body.write(data)
-            return
-        self._first += data
-        self._begin()
+        else:
+            self._begin(data)
 
-    def _begin(self) -> None:
-        """Has the head sent: there is something to follow it, or there has been nothing for long."""
-        if not self._begun.done():
-            self._begun.set_result(None)
+    def _begin(self, data: bytes) -> None:
+        """Sends the head, and what follows it."""
+        self._body.begin(self._send_head, data)
+        self.is_started = True
+        reader, write_text = self._running.only_reader, self._events.write_text
+        if reader is not None and write_text is not None:
+            self._text = reader.read_text, write_text
+        self._timer.cancel()
+        self._watch()
+
+    def _begin_idle(self) -> None:
+        """Begins with a comment, as there has been nothing else for long, once the client is not full."""
+        if self._body.is_full:
+            self._timer = self._loop.call_later(self._config.comment_interval, self._begin_idle)
+            return
+        try:
+            self._begin(COMMENT)
+        except Exception as error:
+            self._fail(error)
 
     def _go_on(self) -> None:
         """The client takes more."""

@@ -218,6 +218,9 @@ def test_a_stream_without_news_sends_one_comment_after_another() -> None:
     class Body:
         is_full = False
 
+        def begin(self, send_head, data):
+            self.write(data)
+
         def write(self, data):
             sent.append(data)
             if len(sent) == 3:

@@ -164,6 +164,9 @@ class Body:
     def __init__(self):
         self.num_turns, self.written = 0, []
 
+    def begin(self, send_head, data):
+        self.write(data)
+
     def write(self, data):
         self.written.append((self.num_turns, len(data)))
 
