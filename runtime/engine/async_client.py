@@ -126,6 +126,8 @@ class AsyncClient:
         except BaseException:  # as for what cannot be sent to another process: the core knows nothing of it
             self._forget(state)
             raise
+        for submission in parent.submissions:
+            submission.answer.prepare()
         return generation
 
     def abort(self, asked_id: str) -> bool:

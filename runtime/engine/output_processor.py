@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,9 +80,14 @@ class Answer:
             return self.stop_string
         return None if self.finish is None else self.finish.stop_reason
 
-    def __post_init__(self) -> None:
-        if self.new_detokenizer is not None:
-            self._detokenizer = self.new_detokenizer()
+    def prepare(self) -> None:
+        """Reads the end of the prompt, behind which the text is to stand: while the core computes.
+
+        What that raises is raised again by take_in().
+        """
+        if self.new_detokenizer is not None and self._detokenizer is None:
+            with suppress(Exception):
+                self._detokenizer = self.new_detokenizer()
 
     def take_in(self, output: EngineOutput) -> None:
         """Catches up with an output, new or delivered before; drops what follows a stop string or the end.

@@ -11,7 +11,14 @@ from ..context import serving_of
 from ..middleware.body import read_body
 from ..protocol.chat import ChatRequest
 from ..protocol.logprobs import chat_logprobs, token_names
-from ..streaming.handlers import beside_loop, receive, respond, response_settings, start
+from ..streaming.handlers import (
+    beside_loop,
+    receive,
+    respond,
+    response_id_of,
+    response_settings,
+    start,
+)
 from ..streaming.response_settings import CHAT, AnsweredPrompt, WriteLogprobs
 from ..tools.plan import chat_plan
 
@@ -26,14 +33,14 @@ async def create_chat_completion(request: Request) -> Response:
     processor = serving.runtime.input
     sampled = await beside_loop(received.is_large, given.sampling_params, serving.config)
     prompt = await beside_loop(received.is_large, given.prompt, processor, serving.config)
-    new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
     plan = chat_plan(given, processor, serving.config, prompt)
     params = await beside_loop(received.is_large, plan.params, processor.chat_params(sampled))
+    response_id = response_id_of(given, "chatcmpl")
+    running = await start(request, received, [prompt], params, response_id, partial(plan.check, params))
+    new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
     new_reader = plan.new_reader if plan.reads else None
-    settings = response_settings(
-        request, received, "chatcmpl", new_logprobs=new_logprobs, new_reader=new_reader
-    )
-    running = await start(request, received, [prompt], params, settings.id, partial(plan.check, params))
+    own = {"new_logprobs": new_logprobs, "new_reader": new_reader}
+    settings = response_settings(request, received, response_id, **own)
     answered = [AnsweredPrompt(token_ids=prompt, num_answers=given.n)]
     return await respond(request, received, running, settings, CHAT, answered)
 

@@ -13,7 +13,14 @@ from ..middleware.body import read_body
 from ..protocol.completions import CompletionRequest
 from ..protocol.decoding import wrong
 from ..protocol.logprobs import CompletionLogprobsWriter, token_names
-from ..streaming.handlers import beside_loop, receive, respond, response_settings, start
+from ..streaming.handlers import (
+    beside_loop,
+    receive,
+    respond,
+    response_id_of,
+    response_settings,
+    start,
+)
 from ..streaming.response_settings import COMPLETION, AnsweredPrompt, WriteLogprobs
 
 if TYPE_CHECKING:
@@ -27,13 +34,14 @@ async def create_completion(request: Request) -> Response:
     processor = serving.runtime.input
     params = given.sampling_params(serving.config)
     prompts = await beside_loop(received.is_large, given.prompts, processor, serving.config)
-    new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
-    own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}
-    settings = response_settings(request, received, "cmpl", **own)
     texts = [""] * len(prompts)
     if given.echo:
         texts = await beside_loop(received.is_large, echoed, processor, given, prompts)
-    running = await start(request, received, prompts, params, settings.id)
+    response_id = response_id_of(given, "cmpl")
+    running = await start(request, received, prompts, params, response_id)
+    new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
+    own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}
+    settings = response_settings(request, received, response_id, **own)
     answered = [
         AnsweredPrompt(token_ids=prompt, num_answers=given.n, text=text)
         for prompt, text in zip(prompts, texts, strict=True)

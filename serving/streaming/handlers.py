@@ -94,13 +94,18 @@ async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, *
     return function(*args, **kwargs)
 
 
+def response_id_of(given: GenerationRequest, prefix: str) -> str:
+    """Returns the id of the response, which begins so: the client's own behind that, else a fresh one."""
+    return f"{prefix}-{given.request_id or uuid.uuid4().hex}"
+
+
 def response_settings(
-    request: "Request", received: Received[Kind], prefix: str, **own: Any
+    request: "Request", received: Received[Kind], response_id: str, **own: Any
 ) -> ResponseSettings:
-    """Returns how the answers are to be written, under an id that begins so; own: further fields."""
+    """Returns how the answers are to be written, under that id; own: further fields."""
     given, serving = received.given, serving_of(request)
     return ResponseSettings(
-        id=f"{prefix}-{given.request_id or uuid.uuid4().hex}",
+        id=response_id,
         created=int(time.time()),
         model=received.model,
         fingerprint=serving.fingerprint,
