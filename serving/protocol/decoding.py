@@ -84,15 +84,16 @@ def decode(kind: type[Kind], body: bytes, *, strict: bool = False) -> Decoded[Ki
         if name in known:
             if piece != b"null" or known[name].required:
                 values[name] = _decoded(name, piece, known[name], name in kind.large)
-                ignored += _unknown_inside(name, piece, known[name].type)
+                if b"{" in piece:
+                    ignored += _unknown_inside(name, piece, known[name].type)
         elif name in kind.unserved:
             _refuse_unserved(name, piece, kind.unserved[name])
         elif name not in kind.accepted:
             ignored.append(name)
     if strict and ignored:
         raise wrong(ignored[0], f"{shown(ignored[0])} is no field of this request; leave it out")
-    for name, field in known.items():
-        if field.required and name not in values:
+    for name in _required_of(kind):
+        if name not in values:
             raise wrong(name, f"{name} is missing; it is required")
     return Decoded(request=kind(**values), ignored_fields=tuple(ignored))
 
@@ -135,6 +136,11 @@ def _fields_of(kind: type[Body]) -> dict[str, _Field]:
         )
         for field in msgspec.structs.fields(kind)
     }
+
+
+@lru_cache(maxsize=64)
+def _required_of(kind: type[Body]) -> tuple[str, ...]:
+    return tuple(name for name, field in _fields_of(kind).items() if field.required)
 
 
 class _Name(str):
@@ -215,10 +221,8 @@ def _decoded(name: str, piece: bytes, field: _Field, is_large: bool) -> Any:
 
 def _unknown_inside(name: str, piece: bytes, type_: Any) -> Iterator[str]:
     """Yields fields inside a field that its struct does not know; ApiError for one given twice."""
-    if b"{" not in piece:
-        return
     try:
-        value = json.loads(piece, object_pairs_hook=_once)
+        value = _NESTED.decode(piece.decode())
     except _Twice as twice:
         raise wrong(name, f"{name} has {shown(twice.args[0])} twice in one object; wanted once") from None
     except (ValueError, RecursionError) as error:
@@ -228,21 +232,20 @@ def _unknown_inside(name: str, piece: bytes, type_: Any) -> Iterator[str]:
 
 def _unknown(path: str, value: Any, type_: Any) -> Iterator[str]:
     """Yields the paths of fields in a value that its struct, or a list of them, does not know."""
-    struct = struct_in(type_)
-    if struct is None:
+    if not isinstance(value, (dict, list)) or (struct := struct_in(type_)) is None:
         return
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown(f"{path}[{index}]", item, struct)
-    elif isinstance(value, dict):
-        known, unserved = types_of(struct), getattr(struct, "unserved", {})
-        for key, item in value.items():
-            if key in known:
-                yield from _unknown(f"{path}.{key}", item, known[key])
-            elif key in unserved:
-                check_unserved(f"{path}.{key}", item, unserved[key])
-            elif item is not None:
-                yield f"{path}.{key}"
+        return
+    known, unserved = types_of(struct), getattr(struct, "unserved", {})
+    for key, item in value.items():
+        if key in known:
+            yield from _unknown(f"{path}.{key}", item, known[key])
+        elif key in unserved:
+            check_unserved(f"{path}.{key}", item, unserved[key])
+        elif item is not None:
+            yield f"{path}.{key}"
 
 
 class _Twice(Exception):
@@ -255,6 +258,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise _Twice(name)
     return found
+
+
+_NESTED = json.JSONDecoder(object_pairs_hook=_once)  # made once, which costs more than to use it
 
 
 def _refuse_unserved(name: str, piece: bytes, field: Unserved) -> None:
