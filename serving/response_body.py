@@ -26,6 +26,11 @@ class ResponseBody:
         self.is_full = cycle.flow.write_paused
         self._cycle, self._transport = cycle, cycle.transport
 
+    @property
+    def has_whole_request(self) -> bool:
+        """Whether the body of the request has been received, so that nobody need wait for it."""
+        return not self._cycle.more_body
+
     def begin(self, send_head: SendHead, data: bytes) -> None:
         """Sends the head and the first bytes in one, to a client that is not full.
 
@@ -80,6 +85,7 @@ def _run_at_once(sending: Awaitable[None]) -> None:
 class SentBody:
     """The same for who has no connection but ASGI's send(), which may take its time: a task sends."""
 
+    has_whole_request = False  # as far as is known
     MOST_HELD = 65536  # bytes that are held before the client counts as full
 
     __slots__ = ("_held", "_num_held", "_send", "_send_head", "_sending", "is_full", "on_writable")

@@ -4,6 +4,7 @@ import asyncio
 
 from starlette.requests import Request
 
+from ..config import ServeConfig
 from ..context import serving_of
 from ..errors import ApiError
 
@@ -19,6 +20,19 @@ async def read_body(request: Request) -> bytes:
     config = serving_of(request).config
     _check_type(request)
     _check_size(int(request.headers.get("content-length", 0)), config.max_body_bytes)
+    if request.scope["lamina.body"].has_whole_request:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise _ended_early()
+        body = message["body"]
+        _check_size(len(body), config.max_body_bytes)
+    else:
+        body = await _received(request, config)
+    return _checked_text(body)
+
+
+async def _received(request: Request, config: ServeConfig) -> bytes:
+    """Waits for a body that is still to come."""
     body = bytearray()
     loop = asyncio.get_running_loop()
     try:
@@ -28,12 +42,16 @@ async def read_body(request: Request) -> bytes:
                 body += message.get("body", b"")
                 _check_size(len(body), config.max_body_bytes)
                 if not message.get("more_body"):
-                    return _checked_text(bytes(body))
+                    return bytes(body)
                 limit.reschedule(deadline + len(body) / BYTES_PER_SECOND)
     except TimeoutError:
         got = f"the body has {len(body)} bytes after {config.body_timeout:g} s or more"
         raise ApiError(status=408, message=f"{got}; wanted all of it sooner") from None
-    raise ApiError(status=400, message="the body ended early; wanted as much as its headers say")
+    raise _ended_early()
+
+
+def _ended_early() -> ApiError:
+    return ApiError(status=400, message="the body ended early; wanted as much as its headers say")
 
 
 def _check_type(request: Request) -> None:

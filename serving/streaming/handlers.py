@@ -1,9 +1,9 @@
 """From a checked request to its answer: admitted, given to the engine, and written whole or as it comes."""
 
 import asyncio
+import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,7 +96,7 @@ async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, *
 
 def response_id_of(given: GenerationRequest, prefix: str) -> str:
     """Returns the id of the response, which begins so: the client's own behind that, else a fresh one."""
-    return f"{prefix}-{given.request_id or uuid.uuid4().hex}"
+    return f"{prefix}-{given.request_id or os.urandom(16).hex()}"
 
 
 def response_settings(

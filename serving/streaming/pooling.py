@@ -1,8 +1,8 @@
 """From a request for vectors, classes or scores to its results: texts as token ids, admitted and pooled."""
 
 import asyncio
+import os
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -72,7 +72,7 @@ async def pool(
     given, serving = received.given, serving_of(request)
     many = received.is_large or len(planned) > MANY_TEXTS
     prompts = await beside_loop(many, _token_ids, planned)
-    response_id = f"{prefix}-{given.request_id or uuid.uuid4().hex}"
+    response_id = f"{prefix}-{given.request_id or os.urandom(16).hex()}"
     lease = await serving.admission.admit(
         request,
         num_sequences=len(prompts),
