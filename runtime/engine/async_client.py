@@ -7,48 +7,20 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ...common.errors import EngineDeadError, LaminaError, RequestError, UnsupportedError
-from ...common.logging import get_logger
 from ..protocol.core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, StepOutputs
 from ..protocol.engine_output import EngineOutput, Finish, FinishReason, Timeline
 from .core_handle import CoreHandle, EngineState, SeveralCores
 from .generation import Generation, GenerationState
 from .inbox import Inbox
+from .listeners import EngineListener, FinishedRequest, Listeners
 from .output_processor import OutputProcessor, Submission
 from .parallel_sampling import ParentRequest
 
 __all__ = ["AsyncClient", "EngineListener", "FinishedRequest", "EngineHealth", "Generation", "Health"]
-logger = get_logger("runtime")
 NUM_AT_ONCE = 64  # outputs that are made text before the time is looked at
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedRequest:
-    """One answer that has ended, for whoever counts and measures."""
-
-    request_id: str  # what the caller knows it by
-    index: int
-    times: Timeline
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
-    finish_reason: FinishReason
-    max_tokens: int | None
-    n: int  # answers that are being written to its prompt
-    error: LaminaError | None
-
-
-class EngineListener(Protocol):
-    """Hears what becomes of requests, in the event loop's thread; one that raises is heard no more."""
-
-    def outputs(self, outputs: Sequence[EngineOutput], now: float) -> None:
-        """What a step brought, once a step; now: by time.monotonic()."""
-
-    def finished(self, request: FinishedRequest) -> None:
-        """The end of one answer, whatever ended it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +67,7 @@ class AsyncClient:
         self._notified: dict[Callable[[], None], None] = {}  # who is to be called as there is something new
         self._num_taken = 0  # of the outputs of the first message
         self._numbers = itertools.count()
-        self._listeners: list[EngineListener] = []
+        self._listeners = Listeners()
         self._end: LaminaError | None = None  # why no more can be asked
         self._inbox = Inbox(self, asyncio.get_running_loop())
         handle.start(self._inbox.put)
@@ -139,11 +111,8 @@ class AsyncClient:
 
     def end(self, state: GenerationState) -> None:
         """Ends what nobody reads any more: no more text is made of it."""
-        live = [
-            each.request.request_id
-            for each in state.parent.submissions
-            if each.request.request_id in self._live
-        ]
+        own = (each.request.request_id for each in state.parent.submissions)
+        live = [request_id for request_id in own if request_id in self._live]
         for request_id in live:
             self._processor.forget(request_id)
         if live:
@@ -179,7 +148,7 @@ class AsyncClient:
 
     def listen(self, listener: EngineListener) -> None:
         """Sends a listener what becomes of requests from now on."""
-        self._listeners.append(listener)
+        self._listeners.add(listener)
 
     def health(self) -> Health:
         """Returns whether a request could be answered now; never waits."""
@@ -259,12 +228,15 @@ class AsyncClient:
             else:
                 self._take_reply(message)
             messages.popleft()
+            if messages:
+                self._listeners.tell()
             if time.monotonic() >= until:
                 break
         while self._notified:
             notified, self._notified = self._notified, {}
             for on_news in notified:
                 on_news()
+        self._listeners.tell()
         return bool(messages)
 
     def _require_usable(self) -> None:
@@ -306,7 +278,7 @@ class AsyncClient:
     def _tell_outputs(self, outputs: Sequence[EngineOutput]) -> None:
         if self._listeners:
             now = time.monotonic()
-            self._tell(lambda listener: listener.outputs(outputs, now))
+            self._listeners.note(lambda listener: listener.outputs(outputs, now))
 
     def _take_in(self, outputs: Sequence[EngineOutput]) -> None:
         for stop in self._processor.process(outputs):
@@ -351,15 +323,7 @@ class AsyncClient:
             n=len(state.parent.submissions),
             error=answer.error or finish.error,
         )
-        self._tell(lambda listener: listener.finished(done))
-
-    def _tell(self, call: Any) -> None:
-        for listener in [*self._listeners]:
-            try:
-                call(listener)
-            except Exception:
-                self._listeners.remove(listener)
-                logger.exception("a listener of the engine failed, and hears no more: %r", type(listener))
+        self._listeners.note(lambda listener: listener.finished(done))
 
     def _take_reply(self, reply: Reply) -> None:
         waiting = self._calls.get(reply.number)
@@ -385,6 +349,7 @@ class AsyncClient:
         ended = [_ended(state, submission, error, now) for state, submission in self._live.values()]
         self._tell_outputs(ended)
         self._take_in(ended)
+        self._listeners.tell()
 
 
 def _ended(state: GenerationState, submission: Submission, error: LaminaError, now: float) -> EngineOutput:
