@@ -1,6 +1,6 @@
 """X-Request-Id: the client's own, or one made here, on every answer and in every line of log."""
 
-import random
+import os
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +21,6 @@ class RequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         kept = "".join(each for each in given[:MAX_LENGTH] if "!" <= each <= "~")
-        request_id = scope["lamina.request_id"] = kept or f"{random.getrandbits(128):032x}"
+        request_id = scope["lamina.request_id"] = kept or os.urandom(16).hex()
         scope["lamina.headers"].append((b"x-request-id", request_id.encode()))
         await self.app(scope, receive, send)

@@ -55,7 +55,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
         """Returns the prompts, one or many, each a text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(each) for each in self.prompt}
+        kinds = set(map(type, self.prompt))
         if kinds == {int}:
             return [list(self.prompt)]  # type: ignore[arg-type]
         if not kinds or len(kinds) > 1:

@@ -145,7 +145,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
             raise wrong("best_of", f"best_of is {self.best_of}, above n {self.n}, and a stream cannot wait")
         if self.stream and self.prompt_logprobs is not None:
             raise wrong("prompt_logprobs", "prompt_logprobs is given with stream; wanted one of the two")
-        given = {name: getattr(self, name) for name in SAME}
+        given = {name: value for name in SAME if (value := getattr(self, name)) is not None}
         form = self.form
         try:
             return SamplingParams(**given, **own, structured_outputs=form and form[1])
