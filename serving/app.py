@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from . import routes
@@ -22,7 +23,10 @@ from .routes.page import PATHS, page_routes
 from .served_models import ServedModels
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from collections.abc import Awaitable, Callable
+
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 ASKED_MOST = ("chat", "completions")  # routes are tried one after the other
 
@@ -72,4 +76,17 @@ class _App(Starlette):
 def _all_routes() -> list[BaseRoute]:
     names = {each.name for each in pkgutil.iter_modules(routes.__path__)}
     ordered = (*ASKED_MOST, *sorted(names.difference(ASKED_MOST)))
-    return [route for name in ordered for route in import_module(f"{routes.__name__}.{name}").ROUTES]
+    found = [route for name in ordered for route in import_module(f"{routes.__name__}.{name}").ROUTES]
+    for route in found:
+        route.app = _answered_by(route.endpoint)
+    return found
+
+
+def _answered_by(endpoint: "Callable[[Request], Awaitable[Response]]") -> "ASGIApp":
+    """Returns the application of a route, without Starlette's own layer around it that answers errors."""
+
+    async def app(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return app
