@@ -10,6 +10,7 @@ import typer
 from .. import __version__
 from ..common.errors import LaminaError
 from ..common.interrupts import exit_on_interrupt
+from ..common.memory_errors import is_out_of_memory, told_briefly
 from . import cache, chat, evaluate, explain, generate, info, quantize, replay, serve, verify, warmup
 from .option_names import GroupOfCommands
 from .standard_streams import OutputError, checked_output
@@ -54,7 +55,8 @@ def options_of_all(
 
 
 def main() -> None:
-    """Run the command line; an error Lamina raises on purpose is one message and exit code 2.
+    """Run the command line; an error Lamina raises on purpose, or memory that runs out, is one message and
+    exit code 2.
 
     1 where standard output does not take what was asked for, 130 after Ctrl-C.
     """
@@ -68,6 +70,11 @@ def main() -> None:
         sys.exit(1)
     except LaminaError as error:
         typer.echo(f"lamina: {error}", err=True)
+        sys.exit(2)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        typer.echo(f"lamina: memory ran out: {told_briefly(error)}; give the process more", err=True)
         sys.exit(2)
     finally:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)

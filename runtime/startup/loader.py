@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 
 from ...common.errors import ConfigError, LoadError
 from ...common.logging import get_logger
+from ...common.memory_errors import memory_explained
 from ...common.progress import Progress
 from ...common.store import Store
 from ...compiler import cache
@@ -76,13 +78,13 @@ def load(config: RuntimeConfig, progress: Progress, on_folder: OnFolder | None =
 
     on_folder: called with the checkpoint's folder, before anything large is read from it.
     """
-    with neutral(), watched(_on_build(config, progress)):
+    with neutral(), watched(_on_build(config, progress)), _memory_explained(config):
         return _load(config, progress, on_folder)
 
 
 def load_rank(config: RuntimeConfig, progress: Progress, watch: Stopwatch) -> LoadedWorker:
     """The same for one worker in a process of its own, without the engine."""
-    with neutral(), watched(_on_build(config, progress)):
+    with neutral(), watched(_on_build(config, progress)), _memory_explained(config):
         resolved = _agreed(resolve_runtime(config, progress))
         if resolved.device.type == "cuda" and resolved.model.ranks > 1:
             host, world = current_group(), current_world() if resolved.stages else None
@@ -90,6 +92,11 @@ def load_rank(config: RuntimeConfig, progress: Progress, watch: Stopwatch) -> Lo
             set_group(CudaGroup(host, resolved.device), world)
         watch.lap("config")
         return load_worker(resolved, progress, watch)[0]
+
+
+def _memory_explained(config: RuntimeConfig) -> AbstractContextManager[None]:
+    remedy = "lower num_kv_blocks or memory_fraction, use a smaller dtype, or give the process more"
+    return memory_explained(f"{config.model} was loaded", remedy)
 
 
 def _agreed(resolved: ResolvedRuntime) -> ResolvedRuntime:

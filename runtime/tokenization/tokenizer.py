@@ -21,6 +21,7 @@ from ...common.errors import (
     shown,
 )
 from ...common.logging import get_logger
+from ...common.memory_errors import is_out_of_memory
 from ...common.structural_tokens import StructuralTokens, is_structural
 from ...models.checkpoints.gguf_tokenizer import TOKENIZER_ERROR
 from ...models.checkpoints.sentencepiece_merges import SPACE
@@ -367,6 +368,8 @@ def _load_backend(folder: Path) -> Any:
     except LaminaError:
         raise
     except Exception as error:  # the tokenizers library raises nothing more precise
+        if is_out_of_memory(error):
+            raise
         raise LoadError(
             f"{_damaged_file(folder)} cannot be read as a tokenizer: {error}; download it again, or name "
             "another one with tokenizer="
