@@ -34,6 +34,14 @@ def whole_file(path: Path) -> Path:
     return path
 
 
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return whole_file(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path} cannot be read as text: {error}; download it again") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object a file holds."""
     value = _read(path)

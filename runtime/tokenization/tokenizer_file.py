@@ -14,7 +14,7 @@ from ...common.logging import get_logger
 from ...models.checkpoints import tekken
 from ...models.checkpoints.character_map import check_normalizer
 from ...models.checkpoints.sentencepiece_model import build_sentencepiece, read_sentencepiece
-from ...models.fields import whole_file
+from ...models.fields import read_text, whole_file
 
 logger = get_logger("runtime")
 TOKENIZER_JSON, TEKKEN_JSON, SENTENCEPIECE_MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
@@ -281,7 +281,8 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, s
     """The model's template, or several by name; a file of its own wins over tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    there = {name: path for name, path in files.items() if os.path.lexists(path)}
+    found = {name: read_text(path) for name, path in there.items()}
     if found:
         return found["default"] if list(found) == ["default"] else found
     given = config.get("chat_template")

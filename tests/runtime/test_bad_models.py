@@ -1,8 +1,10 @@
 """Folders that are no model, or a damaged one: the error names the file and the remedy."""
 
 import json
+import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -65,6 +67,25 @@ def test_a_file_that_was_cut_short(folder, name, cut):
 def test_a_file_with_something_else_in_it(folder, name, content):
     (folder / name).write_bytes(content)
     assert "download it again" in refused(folder, LoadError, name.replace(".", r"\."))
+
+
+def _link_to_nowhere(path):
+    path.symlink_to(path.with_name("not-fetched"))
+
+
+def _no_text(path):
+    path.write_bytes(b"\xff\xfe{{ messages }}")
+
+
+@pytest.mark.parametrize("damage", [_link_to_nowhere, os.mkfifo, Path.mkdir, _no_text])
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_chat_template_that_cannot_be_read_is_not_passed_over(folder, name, damage):
+    """As a download that broke off leaves it: chats would go by another template, or by none."""
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    damage(path)
+    refused(folder, LoadError, name.replace(".", r"\."))
 
 
 @pytest.mark.parametrize(
