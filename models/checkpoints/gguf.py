@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -52,11 +53,12 @@ def convert_gguf(
     folder = store.folder(FOLDER_KIND, _key(known, dtype, kept_as)) if isinstance(known, str) else None
     if folder is not None:
         return folder
+    file = read_header(content)
+    _config_of(file, dtype)  # what is refused is refused before minutes are spent on the whole of it
     digest = content.digest()
     key = _key(digest, dtype, kept_as)
 
     def write(new: Path) -> None:
-        file = read_header(content)
         kept = _kept_blocks(file, dtype, kept_as)
         _write_configs(file, new, dtype, kept, kept_as)
         _write_tokenizer(file, new, needs_tokenizer)
@@ -115,8 +117,7 @@ def _identity(content: GGUFContent) -> str:
 def _write_configs(
     file: GGUFFile, folder: Path, dtype: torch.dtype, kept: Mapping[str, str], kept_as: str | None
 ) -> None:
-    config = checkpoint_config(file, dtype)
-    _check_tensors(file, ModelConfig.from_dict(config, origin=str(file.path)))
+    config = _config_of(file, dtype)
     if kept:
         modules = {name.removesuffix(WEIGHT): kind for name, kind in kept.items()}
         config["quantization_config"] = {
@@ -128,6 +129,13 @@ def _write_configs(
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _config_of(file: GGUFFile, dtype: torch.dtype) -> dict[str, Any]:
+    """What config.json is to hold; LoadError or UnsupportedError for what would not load."""
+    config = checkpoint_config(file, dtype)
+    _check_tensors(file, ModelConfig.from_dict(config, origin=str(file.path)))
+    return config
 
 
 def _kept_blocks(file: GGUFFile, dtype: torch.dtype, kept_as: str | None) -> dict[str, str]:
