@@ -89,7 +89,7 @@ def _require_tools(device: torch.device) -> None:
     """Raise CompileError where the tools to build generated code are missing, before the slow trace."""
     if device.type != "cpu":
         return
-    otherwise = "or run the model as it is, by --no-compile, in Python compile=False"
+    otherwise = "or run the model as it is, by compile=False"
     try:
         find_compiler()
     except KernelBuildError as error:
@@ -230,10 +230,9 @@ def _explained(name: str) -> Iterator[None]:
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         first = next((line.strip() for line in lines if "error:" in line), lines[0])
-        raise CompileError(
-            f"{name} of the model could not be compiled: {first}; with --no-compile, in Python "
-            "compile=False, it runs as it is"
-        ) from error
+        is_full = "No space left on device" in str(error)
+        remedy = "make room there, or set cache_dir" if is_full else "with compile=False it runs as it is"
+        raise CompileError(f"{name} of the model could not be compiled: {first}; {remedy}") from error
 
 
 def _capture(program: Program) -> Captured:

@@ -31,6 +31,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
         ("quantize", "ignore has 'x'; ignore the module", "--ignore has 'x'; ignore the module"),
         ("quantize", "output is /a/gptq=True/b", "--output is /a/gptq=True/b"),
         ("generate", "compile is False; wanted True", "--no-compile is given; wanted True"),
+        ("generate", "with compile=False it runs as it is", "with --no-compile it runs as it is"),
         ("generate", "use quantization=None or device='cpu'", "use no --quantization or --device cpu"),
         ("generate", "the model is small, and dtype is 3", "the model is small, and --dtype is 3"),
         ("generate", "lower max_model_len.", "lower --max-model-len."),

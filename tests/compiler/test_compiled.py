@@ -12,7 +12,7 @@ import torch
 
 from lamina.common.errors import CompileError, NotWarmError
 from lamina.common.store import Store
-from lamina.compiler.compile import compile_program
+from lamina.compiler.compile import _explained, compile_program
 from lamina.compiler.config import CompileConfig
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.pipeline import PASS_NAMES
@@ -27,7 +27,7 @@ SIZES = (1, 2, 7, 8, 64)
 def test_without_a_compiler_nothing_is_traced_before_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++")
     stages = []
-    with pytest.raises(CompileError, match=r"no C\+\+ compiler.*--no-compile, in Python compile=False"):
+    with pytest.raises(CompileError, match=r"no C\+\+ compiler.* by compile=False$"):
         compile_program(
             make_tiny().program,
             CompileConfig(),
@@ -36,6 +36,15 @@ def test_without_a_compiler_nothing_is_traced_before_it_is_said(tmp_path, monkey
             progress=lambda stage, *_: stages.append(stage),
         )
     assert stages == []
+
+
+def test_a_full_disk_is_told_from_code_that_does_not_compile():
+    said = "fatal error: cannot write PCH file: No space left on device"
+    with (
+        pytest.raises(CompileError, match=f"piece 1 of 3.*{said}; make room.*cache_dir"),
+        _explained("piece 1 of 3"),
+    ):
+        raise RuntimeError(f"C++ compile error\n{said}")
 
 
 @pytest.fixture(scope="module", autouse=True)
