@@ -73,7 +73,8 @@ def malformed(param: str | None, piece: bytes, error: Exception) -> ApiError:
     path, found = _oddity(piece)
     if found is not None:
         path = path if param is None else f"{param}{'' if path.startswith('[') or not path else '.'}{path}"
-        return wrong(path, f"{path} holds {found}, which JSON does not have; wanted another value")
+        said = f"{path or what} holds {found}, which JSON does not have; wanted another value"
+        return wrong(path or None, said)
     return wrong(param, f"{what} is no JSON: {str(error).removeprefix('JSON is malformed: ')}")
 
 

@@ -40,6 +40,12 @@ def test_numbers_that_json_does_not_have_are_named(refused, kind, body, number):
     assert number in refused(kind, at_top.encode()).message
 
 
+@pytest.mark.parametrize("body, found", [(b"NaN", "NaN"), (b'"\\ud800"', r"the lone surrogate \ud800")])
+def test_a_body_that_is_such_a_value_itself_has_no_field_to_name(refused, body, found):
+    error = refused(ChatRequest, body)
+    assert (error.param, error.message.split(",")[0]) == (None, f"the body holds {found}")
+
+
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400, "9" * 5000, "1" + "0" * 5000 + ".5"])
 @pytest.mark.parametrize("field", ["temperature", "n", "seed", "max_tokens", "top_k", "priority"])
 def test_numbers_beyond_all_bounds_are_named(refused, field, number):
