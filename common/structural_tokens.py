@@ -43,16 +43,13 @@ class StructuralTokens:
         """Returns a text cut at its structural tokens, the longest first: ids, and the texts between."""
         found = self._pieces.get(text)
         if found is None:
-            cut = self._any.split(text)
+            there = (own for own in self.ids if own in text)  # a tokenizer may have thousands
+            longest_first = sorted(there, key=lambda own: (-len(own), own))
+            cut = re.split(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})", text)
             found = tuple(self.ids[piece] if at % 2 else piece for at, piece in enumerate(cut) if piece)
             if len(self._pieces) < MAX_KEPT:
                 self._pieces[text] = found
         return found
-
-    @cached_property
-    def _any(self) -> re.Pattern[str]:
-        longest_first = sorted(self.ids, key=lambda text: (-len(text), text))
-        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
 
 NO_TOKENS = StructuralTokens({})

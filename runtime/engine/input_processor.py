@@ -372,7 +372,7 @@ def grammar_compiler(
         tokenizer.as_json,
         num_valid_ids=num_valid_ids,
         eos_token_ids=sorted(eos_token_ids),
-        structural_tokens=tokenizer.structural_tokens,
+        structural_tokens=lambda: tokenizer.structural_tokens,
     )
 
 

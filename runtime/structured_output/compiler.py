@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ...common.errors import RequestError, UnsupportedError, clipped
@@ -36,13 +36,13 @@ class GrammarCompiler:
         *,
         num_valid_ids: int,
         eos_token_ids: Sequence[int],
-        structural_tokens: StructuralTokens = NO_TOKENS,
+        structural_tokens: Callable[[], StructuralTokens] = lambda: NO_TOKENS,
     ) -> None:
         """tokenizer_json: returns the tokenizer as tokenizer.json has it; the first grammar asks for it.
 
-        structural_tokens: of the tokenizer, for those who write grammars.
+        structural_tokens: returns those of the tokenizer, likewise.
         """
-        self.structural_tokens = structural_tokens.below(num_valid_ids)
+        self._structural_tokens = structural_tokens
         self._tokenizer_json = tokenizer_json
         self._num_valid_ids = num_valid_ids
         self._eos_token_ids = sorted(id_ for id_ in eos_token_ids if id_ < num_valid_ids)
@@ -51,6 +51,11 @@ class GrammarCompiler:
         self._token_bytes: TokenBytes | None = None  # once a form has unique items
         self._compiled: dict[tuple[str, int], Any] = {}  # by grammar and lexer, the last used at the end
         self._beginning = threading.Lock()  # held while the tokenizer is made
+
+    @cached_property
+    def structural_tokens(self) -> StructuralTokens:
+        """Those of the tokenizer that the model has logits for, by which grammars are written."""
+        return self._structural_tokens().below(self._num_valid_ids)
 
     def matcher(self, grammar: str, lexer: int = 0) -> Any:
         """Returns a new matcher, at the beginning of an answer; RequestError for what cannot be enforced.

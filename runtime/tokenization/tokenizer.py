@@ -60,13 +60,6 @@ class Tokenizer:
             for token_id, token in backend.added_tokens_decoder.items()
             if token.special
         }
-        self.structural_tokens = StructuralTokens(
-            {
-                token.content: token_id
-                for token_id, token in backend.added_tokens_decoder.items()
-                if is_structural(token.content, is_special=token.special)
-            }
-        )
         self.byte_token_ids: dict[int, int] = self._byte_tokens(vocabulary)
         self._before: list[int] = self._word_before(vocabulary)
         self.plain_tokens = PlainTokens(self, getattr(backend, "decoder", None))
@@ -140,6 +133,17 @@ class Tokenizer:
     def names_of(self, token_ids: Sequence[int]) -> list[str | None]:
         """Returns tokens as the vocabulary spells them; ids that it does not have are None."""
         return [self._names.get(token_id) for token_id in token_ids]
+
+    @cached_property
+    def structural_tokens(self) -> StructuralTokens:
+        """The added tokens that stand for structure, and are no text."""
+        return StructuralTokens(
+            {
+                token.content: token_id
+                for token_id, token in self._backend.added_tokens_decoder.items()
+                if is_structural(token.content, is_special=token.special)
+            }
+        )
 
     @functools.cached_property
     def _names(self) -> dict[int, str]:
