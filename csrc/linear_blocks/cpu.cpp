@@ -8,31 +8,23 @@ struct LinearBlocksArguments {
   const uint8_t* weight;
   const void* bias;
   void* out;
-  int64_t tokens, rows, columns, kind, gated, threads;
+  const lamina::BlockRun* runs;
+  int64_t num_runs, tokens, columns, gated, threads;
 };
 
 namespace {
 
-// Whether there is such a kind; nothing is written where not.
+// Whether there are such kinds; nothing is read or written where not.
 template <typename T>
 int64_t linear_blocks(const LinearBlocksArguments& p) {
+  for (int64_t r = 0; r < p.num_runs; r++)
+    if (p.runs[r].kind < 0 || p.runs[r].kind >= lamina::kNumKinds) return 0;
   const lamina::LinearBlocks<T> op{
-      static_cast<const T*>(p.x), p.x_token, p.tokens,  p.weight,     static_cast<const T*>(p.bias),
-      static_cast<T*>(p.out),     p.rows,    p.columns, p.gated != 0, static_cast<int>(p.threads)};
-  switch (p.kind) {  // custom_ops/linear_blocks/kinds.py has the same numbers
-    case 0:
-      return op.template run<lamina::Q4_0>(), 1;
-    case 1:
-      return op.template run<lamina::Q4_1>(), 1;
-    case 2:
-      return op.template run<lamina::Q8_0>(), 1;
-    case 3:
-      return op.template run<lamina::Q4_K>(), 1;
-    case 4:
-      return op.template run<lamina::Q6_K>(), 1;
-    default:
-      return 0;
-  }
+      static_cast<const T*>(p.x), p.x_token, p.tokens,   p.weight,  static_cast<const T*>(p.bias),
+      static_cast<T*>(p.out),     p.runs,    p.num_runs, p.columns, p.gated != 0,
+      static_cast<int>(p.threads)};
+  op.run();
+  return 1;
 }
 
 }  // namespace

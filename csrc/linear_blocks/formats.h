@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "byte_dot.h"
@@ -117,6 +118,32 @@ struct Q6_K : BlockReader {
     }
   }
 };
+
+template <typename Format>
+struct FormatTag {
+  using Type = Format;
+};
+
+constexpr int64_t kNumKinds = 5;  // custom_ops/linear_blocks/layout.py has the same numbers
+
+// body(tag) with the format of a kind, which must be one of them.
+template <typename Body>
+inline auto with_format(int64_t kind, const Body& body) {
+  switch (kind) {
+    case 0:
+      return body(FormatTag<Q4_0>());
+    case 1:
+      return body(FormatTag<Q4_1>());
+    case 2:
+      return body(FormatTag<Q8_0>());
+    case 3:
+      return body(FormatTag<Q4_K>());
+    case 4:
+      return body(FormatTag<Q6_K>());
+    default:
+      std::abort();
+  }
+}
 
 // `count` rows of whole blocks, each where it lies, as a group of sixteen; what is missing of those is zero.
 template <typename Format>

@@ -24,19 +24,24 @@ constexpr int64_t kMinParallelBlocks = 1 << 17;  // multiply-adds below which wa
 constexpr int64_t kMinChunk = 1 << 16;           // of those that a thread claims at once
 constexpr int64_t kQuantizedAlone = 1 << 14;     // columns of x in all
 
+// Rows of one kind.
+struct BlockRun {
+  int64_t kind, rows;
+};
+
 template <typename T>
 struct LinearBlocks {
   const T* x;
   int64_t x_token;  // stride; a row is contiguous
   int64_t tokens;
-  const uint8_t* weight;  // groups of sixteen rows, interleaved; then those that are left, each as it lies
+  const uint8_t* weight;  // of each run groups of sixteen rows, interleaved; then those left, each as it lies
   const T* bias;          // or null
   T* out;                 // contiguous
-  int64_t rows, columns;
-  bool gated;  // rows of a gate, then as many of what it gates
+  const BlockRun* runs;   // one below the other
+  int64_t num_runs, columns;
+  bool gated;  // rows of a gate, then as many of what it gates, each run in whole groups
   int threads;
 
-  template <typename Format>
   void run() const {
     thread_local Buffer buffer;
     const int64_t spans = columns / kSpan, most = kQuantizedBytes / static_cast<int64_t>(sizeof(QuantizedSpan));
@@ -46,13 +51,25 @@ struct LinearBlocks {
     for (int64_t first = 0; first < tokens; first += chunk) {
       const int64_t count = std::min(chunk, tokens - first);
       quantize(first, count, quantized);
-      multiply<Format>(first, count, quantized);
+      multiply(first, count, quantized);
     }
   }
 
  private:
   int64_t spans() const { return columns / kSpan; }
-  int64_t out_rows() const { return gated ? rows / 2 : rows; }
+  int64_t out_rows() const {
+    int64_t rows = 0;
+    for (int64_t r = 0; r < num_runs; r++) rows += runs[r].rows;
+    return gated ? rows / 2 : rows;
+  }
+
+  int64_t num_groups() const {
+    int64_t groups = 0;
+    for (int64_t r = 0; r < num_runs; r++) groups += groups_of(runs[r]);
+    return gated ? groups / 2 : groups;
+  }
+
+  static int64_t groups_of(const BlockRun& run) { return (run.rows + kGroupRows - 1) / kGroupRows; }
 
   // A span's rows of x are neighbours.
   void quantize(int64_t first, int64_t count, QuantizedSpan* to) const {
@@ -63,42 +80,76 @@ struct LinearBlocks {
     parallel_chunks(count, count * columns > kQuantizedAlone ? threads : 1, quantize_row);
   }
 
-  template <typename Format>
   void multiply(int64_t first, int64_t count, const QuantizedSpan* from) const {
-    const int64_t groups = (out_rows() + kGroupRows - 1) / kGroupRows;
+    const int64_t groups = num_groups(), width = out_rows();
     const int64_t work = count * columns * kGroupRows,
                   grain = std::max<int64_t>(1, kMinChunk / std::max<int64_t>(1, work));
     const int at_once = work * groups > kMinParallelBlocks ? threads : 1;
     parallel_ranges(groups, grain, at_once, [&](int64_t begin, int64_t end) {
-      for (int64_t group = begin; group < end; group++) multiply_group<Format>(group * kGroupRows, first, count, from);
+      for (int64_t index = begin; index < end; index++) {
+        const Group own = find_group(index, 0), other = gated ? find_group(groups + index, 1) : own;
+        multiply_group(own, other, width, first, count, from);
+      }
     });
   }
 
-  template <typename Format>
-  void multiply_group(int64_t row, int64_t first, int64_t count, const QuantizedSpan* from) const {
-    const uint8_t* own = find_group<Format>(row, 0);
-    const uint8_t* other = gated ? find_group<Format>(out_rows() + row, 1) : nullptr;
+  // Sixteen rows, interleaved; of the last of a run `count`.
+  struct Group {
+    const uint8_t* data;
+    int64_t kind, row, count;
+  };
+
+  void multiply_group(const Group& own, const Group& other, int64_t width, int64_t first, int64_t count,
+                      const QuantizedSpan* from) const {
     for (int64_t t = 0; t < count; t += kTile) {
       const int some = static_cast<int>(std::min<int64_t>(kTile, count - t));
-      for (int lane = 0; lane < kGroupRows; lane += kLanes) {
+      for (int lane = 0; lane < own.count; lane += kLanes) {
         Vec sums[2][kTile];
-        multiply_some<Format, kTile>(own, lane, from + t, count, some, sums[0]);
-        if (gated) multiply_some<Format, kTile>(other, lane, from + t, count, some, sums[1]);
-        for (int i = 0; i < some; i++) write(first + t + i, row + lane, sums[0][i], sums[1][i]);
+        multiply_lanes(own, lane, from + t, count, some, sums[0]);
+        if (gated) multiply_lanes(other, lane, from + t, count, some, sums[1]);
+        for (int i = 0; i < some; i++)
+          write(first + t + i, width, own.row + lane, own.count - lane, sums[0][i], sums[1][i]);
       }
     }
   }
 
-  // Sixteen rows, interleaved now where they are the last and fewer.
-  template <typename Format>
-  const uint8_t* find_group(int64_t row, int which) const {
-    const int64_t blocks = columns / Format::kColumns, row_bytes = blocks * Format::kBytes;
-    const uint8_t* group = weight + row * row_bytes;
-    if (rows - row >= kGroupRows) return group;
+  Group find_group(int64_t index, int which) const {
+    const BlockRun* run = runs;
+    const uint8_t* data = weight;
+    int64_t row = 0;
+    for (; index >= groups_of(*run); run++) {
+      index -= groups_of(*run), row += run->rows;
+      data += run->rows * row_bytes(run->kind);
+    }
+    const int64_t before = index * kGroupRows, count = std::min<int64_t>(kGroupRows, run->rows - before);
+    data += before * row_bytes(run->kind);
+    if (count < kGroupRows) data = interleaved(data, run->kind, static_cast<int>(count), which);
+    return {data, run->kind, row + before, count};
+  }
+
+  int64_t row_bytes(int64_t kind) const {
+    return with_format(kind, [&](auto tag) {
+      using Format = typename decltype(tag)::Type;
+      return columns / Format::kColumns * Format::kBytes;
+    });
+  }
+
+  // The last rows of a run, fewer than sixteen, which lie as they are.
+  const uint8_t* interleaved(const uint8_t* rows, int64_t kind, int count, int which) const {
     thread_local Buffer buffers[2];
-    auto* own = reinterpret_cast<uint8_t*>(buffers[which].reserve(row_bytes * kGroupRows / sizeof(float) + 1));
-    interleave<Format>(group, static_cast<int>(rows - row), blocks, own);
+    auto* own = reinterpret_cast<uint8_t*>(buffers[which].reserve(row_bytes(kind) * kGroupRows / sizeof(float) + 1));
+    with_format(kind, [&](auto tag) {
+      using Format = typename decltype(tag)::Type;
+      interleave<Format>(rows, count, columns / Format::kColumns, own);
+    });
     return own;
+  }
+
+  void multiply_lanes(const Group& group, int lane, const QuantizedSpan* x, int64_t stride, int count,
+                      Vec* sums) const {
+    with_format(group.kind, [&](auto tag) {
+      multiply_some<typename decltype(tag)::Type, kTile>(group.data, lane, x, stride, count, sums);
+    });
   }
 
   template <typename Format, int some>
@@ -136,9 +187,7 @@ struct LinearBlocks {
     for (int t = 0; t < count; t++) sums[t] = sum[t];
   }
 
-  void write(int64_t token, int64_t row, Vec first, Vec second) const {
-    const int64_t width = out_rows(), count = width - row;
-    if (count <= 0) return;
+  void write(int64_t token, int64_t width, int64_t row, int64_t count, Vec first, Vec second) const {
     first = finished(first, row, count);
     if (gated) {
       const Vec gate = rounded<T>(first), up = rounded<T>(finished(second, width + row, count));

@@ -52,6 +52,18 @@ class Kind:
         """Of so many bytes, whole blocks."""
         return row_bytes // self.num_bytes * self.columns
 
+    def set_heads(self, weight: Tensor, value: float) -> None:
+        """Have every scale and minimum in float16 of a weight, as `interleave` has it, be that value."""
+        head = torch.tensor([value], dtype=torch.float16, device=weight.device).view(torch.uint8)
+        whole, at = weight.shape[0] // GROUP * GROUP, 0
+        groups = weight[:whole].view(-1, weight.shape[1] // self.num_bytes, GROUP * self.num_bytes)
+        left = torch.unflatten(weight[whole:], 1, (-1, self.num_bytes))
+        for size, unit in self.regions:
+            if unit == head.numel():
+                groups[:, :, GROUP * at : GROUP * (at + size)] = head.repeat(GROUP * size // unit)
+                left[:, :, at : at + size] = head.repeat(size // unit)
+            at += size
+
     def numbers(self, rows: Tensor) -> Numbers:
         """What rows [n, bytes] stand for, each where it lies."""
         return self.unpack(torch.unflatten(rows, 1, (-1, self.num_bytes)))

@@ -7,14 +7,14 @@ from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
 from . import _cpu, reference
-from .layout import KINDS
+from .runs import Run, columns_of, num_bytes, num_rows_of, runs_of
 
 
 def linear_blocks(
     x: Tensor,  # [num_tokens, in_features]
-    weight: Tensor,  # uint8 [out_features, bytes of a row], as layout.interleave has them
+    weight: Tensor,  # uint8 [out_features, bytes of a row] as layout.interleave has them, or as runs.py says
     bias: Tensor | None,  # [out_features] of x's dtype
-    kind: str,  # of the blocks, a key of layout.KINDS
+    kind: str,  # of the blocks, a key of layout.KINDS, or rows of several, "Q4_K:5120+Q6_K:1024"
     silu_and_mul: bool = False,
 ) -> Tensor:
     """x @ w.T + bias, [num_tokens, out_features], of x's dtype; with silu_and_mul that of it.
@@ -33,26 +33,35 @@ def linear_blocks(
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, silu_and_mul: bool = False) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0] // 2 if silu_and_mul else weight.shape[0]))
+    rows = num_rows_of(weight, kind)
+    return x.new_empty((x.shape[0], rows // 2 if silu_and_mul else rows))
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, silu_and_mul: bool = False) -> None:
-    if kind not in KINDS:
-        raise ShapeError(f"linear_blocks: kind is {kind!r}; wanted {', '.join(KINDS)}")
-    columns, size = KINDS[kind].columns, KINDS[kind].num_bytes
-    fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] % columns == 0
-    if not fits or weight.shape[1] != KINDS[kind].row_bytes(x.shape[1]):
+    try:
+        runs = runs_of(kind) or (Run(kind, 1),)
+    except ValueError as error:
+        raise ShapeError(f"linear_blocks: {error}") from None
+    columns, is_of_one = columns_of(runs), len(runs) == 1
+    size, dims = num_bytes(runs, columns), (2 if is_of_one else 1)
+    fits = x.dim() == 2 and weight.dim() == dims and x.shape[1] % columns == 0
+    if not fits or weight.shape[-1] != num_bytes(runs, x.shape[1]):
         got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
-        wanted = f"[T, in] of blocks of {columns} columns, and [out, {size} * in / {columns}]"
+        rows = "out, " if is_of_one else ""
+        wanted = f"[T, in] of blocks of {columns} columns, and [{rows}{size} * in / {columns}]"
         raise ShapeError(f"linear_blocks: {got}; wanted {wanted} in {kind}")
     if weight.dtype != torch.uint8 or not weight.is_contiguous():
         raise ShapeError(f"linear_blocks: weight is {weight.dtype}; wanted torch.uint8, contiguous")
-    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
+    _check_rows(num_rows_of(weight, kind), x, bias, silu_and_mul)
+
+
+def _check_rows(num_rows: int, x: Tensor, bias: Tensor | None, silu_and_mul: bool) -> None:
+    if bias is not None and (bias.shape != (num_rows,) or bias.dtype != x.dtype):
         got = f"bias is {bias.dtype} {list(bias.shape)}"
-        raise ShapeError(f"linear_blocks: {got}; wanted x's {x.dtype} [{weight.shape[0]}]")
-    if silu_and_mul and weight.shape[0] % 2:
+        raise ShapeError(f"linear_blocks: {got}; wanted x's {x.dtype} [{num_rows}]")
+    if silu_and_mul and num_rows % 2:
         raise ShapeError(
-            f"linear_blocks: weight has {weight.shape[0]} rows; wanted as many of a gate as of what it gates"
+            f"linear_blocks: weight has {num_rows} rows; wanted as many of a gate as of what it gates"
         )
 
 

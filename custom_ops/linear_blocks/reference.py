@@ -8,6 +8,7 @@ from torch import Tensor
 from .._shared.fp8 import divided
 from ..silu_and_mul import reference as gate
 from .layout import KINDS, SPAN, Numbers, by_rows
+from .runs import split
 
 LARGEST = 127.0
 TINY = 2.0**-120  # LARGEST by less would be infinite
@@ -25,8 +26,12 @@ def linear_blocks(
     x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, silu_and_mul: bool = False
 ) -> Tensor:
     """Whole numbers multiplied and summed exactly by spans; what those come to by both scales, in float32."""
-    spans, rows = quantize(x.to(torch.float32)), by_rows(weight, kind)
-    wide = [_multiply(spans, KINDS[kind].numbers(part)) for part in torch.split(rows, FEW_ROWS)]
+    spans = quantize(x.to(torch.float32))
+    wide = [
+        _multiply(spans, KINDS[own].numbers(part))
+        for own, rows in split(weight, kind)
+        for part in torch.split(by_rows(rows, own), FEW_ROWS)
+    ]
     out = torch.cat(wide, dim=1) if wide else x.new_empty((x.shape[0], 0), dtype=torch.float32)
     out = (out if bias is None else out + bias.to(torch.float32)).to(x.dtype)
     return gate.silu_and_mul(out) if silu_and_mul else out
