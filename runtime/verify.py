@@ -305,7 +305,7 @@ def _layer_errors(
         compiled_to_eager=to_eager,
         compiled=compiled,
         eager=eager,
-        is_right=compiled.is_explained_by(eager, dtype, SLACK),
+        is_right=compiled.is_explained_by(eager, torch.finfo(dtype).eps, SLACK),
     )
 
 

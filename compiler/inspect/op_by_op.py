@@ -12,6 +12,8 @@ from ..torch_internals import torch_compat
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 SCALED_LINEARS = ("lamina::linear_int8", "lamina::linear_w8a8")  # whose third argument, scales, is float32
+# That quantize activations: of two that differ by their last bit, one may be rounded up and the other down.
+QUANTIZING = ("lamina::linear_blocks", "lamina::linear_w8a8")
 LOOKUPS = ("embedding", "index_select", "getitem")  # exact in any dtype: a large table need not be widened
 
 
@@ -54,6 +56,11 @@ class Wide(OpByOp):
         """A method; those that name a dtype give float64."""
         narrowing = target in ("float", "half", "bfloat16")
         return super().call_method("double" if narrowing else target, args, kwargs)
+
+
+def quantizes_activations(module: fx.GraphModule) -> bool:
+    """Whether a graph has such a call."""
+    return any(torch_compat.op_name(node.target) in QUANTIZING for node in module.graph.nodes)
 
 
 def makes_memory(node: fx.Node) -> bool:

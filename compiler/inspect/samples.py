@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...custom_ops.linear_blocks.runs import level
+
 NUM_TOKENS, FEW, MANY = 7, 1, 67
 LARGE = 1e12  # its square, and a product of three, are no infinity in float32
 SHIFT = 64  # numbers between where two weights begin in memory they share: kernels want 16 bytes aligned
@@ -19,11 +21,15 @@ def sample_arguments(
     Weights lie over each other in memory, each from another place on, so that a model of any depth takes no
     more than its largest.
     """
-    examples = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    nodes = module.graph.find_nodes(op="placeholder")
+    examples = [node.meta["example_value"] for node in nodes]
     tensors = [example for example in examples if isinstance(example, Tensor)]
     tables = [int(tensor.shape[0]) for tensor in tensors if _is_weight(tensor)]
     sampler = _Sampler(device, num_tokens, min(tables, default=num_tokens), seed)
-    return [sampler.sample(example) for example in examples]
+    return [
+        sampler.sample(example) if (kind := _kind_of_blocks(node)) is None else sampler.blocks(example, kind)
+        for node, example in zip(nodes, examples, strict=True)
+    ]
 
 
 def all_samples(module: fx.GraphModule, device: torch.device) -> Iterator[list[Any]]:
@@ -58,6 +64,14 @@ def _is_weight(example: Tensor) -> bool:
     return example.ndim > 0 and isinstance(example.shape[0], int)
 
 
+def _kind_of_blocks(node: fx.Node) -> str | None:
+    """The kind of GGUF's blocks that the graph takes a weight for; None for other tensors."""
+    for user in node.users:
+        if user.target is torch.ops.lamina.linear_blocks.default and user.args[1] is node:
+            return str(user.args[3])
+    return None
+
+
 class _Sampler:
     """Random tensors of the shapes of a graph's placeholders."""
 
@@ -83,6 +97,14 @@ class _Sampler:
         return torch.randint(
             low, high, shape, generator=self._generator, dtype=example.dtype, device=self._device
         )
+
+    def blocks(self, example: Tensor, kind: str) -> Tensor:
+        """Any numbers in blocks of that kind, by scales that are alike: large ones would hide the rest."""
+        drawn = torch.randint(
+            0, 256, example.shape, generator=self._generator, dtype=example.dtype, device=self._device
+        )
+        level(drawn, kind)
+        return drawn
 
     def _weight(self, shape: list[int], dtype: torch.dtype) -> Tensor:
         """Values of a norm's weight are about 1, of a projection's scaled by its width."""

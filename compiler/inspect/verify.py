@@ -16,7 +16,7 @@ from ..numerics import Numerics
 from ..passes import pipeline
 from ..passes.graph import Pass
 from ..torch_internals import torch_compat
-from .op_by_op import OpByOp, Wide, makes_memory
+from .op_by_op import OpByOp, Wide, makes_memory, quantizes_activations
 from .samples import all_samples, sample_arguments
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -24,6 +24,7 @@ Call = Callable[[list[Any]], Sequence[Any]]
 # the floor, in units of the dtype's rounding, chance decides.
 RMS_FACTOR, RMS_FLOOR = 2.0, 2.0
 MAX_FACTOR, MAX_FLOOR = 4.0, 32.0
+QUANTIZED = torch.bfloat16  # whose rounding is about that of activations in one byte, by 32 columns or a row
 # Calls that round as they do when run alone, or not at all.
 EXACT_CALLS = {
     *("getitem", "embedding", "cat", "add", "iadd", "sub", "isub", "mul", "imul", "truediv", "neg"),
@@ -38,9 +39,8 @@ class Error:
     rms: float
     max: float
 
-    def is_explained_by(self, naive: "Error", dtype: torch.dtype, slack: float = 1.0) -> bool:
-        """Whether plain evaluation in that dtype errs by about as much; slack for errors that have grown."""
-        eps = torch.finfo(dtype).eps
+    def is_explained_by(self, naive: "Error", eps: float, slack: float = 1.0) -> bool:
+        """Whether plain evaluation, rounded by eps, errs about as much; slack for errors that have grown."""
         rms = slack * max(RMS_FACTOR * naive.rms, RMS_FLOOR * eps)
         return self.rms <= rms and self.max <= slack * max(MAX_FACTOR * naive.max, MAX_FLOOR * eps)
 
@@ -109,10 +109,10 @@ def _judge(
     """The check of the output, or the row of one, whose error rounding explains least."""
     right, naive = Wide(module).run(*arguments), OpByOp(module).run(*arguments)
     other = OpByOp(module, fill=1.0).run(*arguments) if _asks_for_memory(module) else naive
-    checks = [_NOTHING]
+    checks, least = [_NOTHING], torch.finfo(QUANTIZED).eps if quantizes_activations(module) else 0.0
     for outputs in zip(results, naive, other, right, strict=True):
         _require_alike(*outputs)
-        checks += [_check_rows(rows, numerics) for rows in _rows(*outputs)]
+        checks += [_check_rows(rows, numerics, least) for rows in _rows(*outputs)]
     return max(checks, key=lambda check: (not check.is_right, check.compiled.rms))
 
 
@@ -140,8 +140,11 @@ def _is_of_one_scale(naive: Tensor) -> bool:
     return bool(sizes.isfinite().all()) and float(sizes.max()) <= 1e3 * max(float(sizes.min()), 1e-30)
 
 
-def _check_rows(rows: tuple[Tensor, ...], numerics: Numerics) -> PieceCheck:
-    """The check of some rows; what differs between two plain runs is memory nobody wrote, and is skipped."""
+def _check_rows(rows: tuple[Tensor, ...], numerics: Numerics, least_eps: float) -> PieceCheck:
+    """The check of some rows; what differs between two plain runs is memory nobody wrote, and is skipped.
+
+    least_eps: of the rounding that explains errors, where it is coarser than that of their dtype.
+    """
     result, naive, other, right = rows
     written = _same(naive, other)
     if not written.any():
@@ -150,7 +153,9 @@ def _check_rows(rows: tuple[Tensor, ...], numerics: Numerics) -> PieceCheck:
     compiled, eager = error_of(result, right), error_of(naive, right)
     must_be_equal = numerics == "exact" or not naive.is_floating_point()
     is_equal = bool(_same(result, naive).all())
-    is_right = is_equal if must_be_equal else is_equal or compiled.is_explained_by(eager, naive.dtype)
+    if must_be_equal or is_equal:
+        return PieceCheck(compiled=compiled, eager=eager, is_right=is_equal)
+    is_right = compiled.is_explained_by(eager, max(torch.finfo(naive.dtype).eps, least_eps))
     return PieceCheck(compiled=compiled, eager=eager, is_right=is_right)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import fx
 
 from lamina.common.errors import CompileError, ConfigError
 from lamina.common.store import Store
@@ -17,11 +18,13 @@ from lamina.compiler.inspect.verify import Culprit, Error
 from lamina.compiler.passes import pipeline
 from lamina.compiler.passes.graph import copy_graph
 from lamina.custom_ops._shared import library
+from lamina.custom_ops.linear_blocks.layout import KINDS
 
 from ..tiny import make_tiny
 
 pytestmark = pytest.mark.timeout(600)
 CPU = torch.device("cpu")
+EPS = torch.finfo(torch.float32).eps
 
 
 def changed(step, change):
@@ -180,9 +183,38 @@ def test_errors_are_relative_and_infinite_for_nan():
 
 def test_rounding_explains_twice_the_plain_error_and_no_more():
     naive = Error(rms=1e-3, max=1e-2)
-    assert Error(rms=1.9e-3, max=3e-2).is_explained_by(naive, torch.float32)
-    assert not Error(rms=2.1e-3, max=3e-2).is_explained_by(naive, torch.float32)
-    assert not Error(rms=1.9e-3, max=5e-2).is_explained_by(naive, torch.float32)
+    assert Error(rms=1.9e-3, max=3e-2).is_explained_by(naive, EPS)
+    assert not Error(rms=2.1e-3, max=3e-2).is_explained_by(naive, EPS)
+    assert not Error(rms=1.9e-3, max=5e-2).is_explained_by(naive, EPS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_last_bit_that_rounds_activations_the_other_way_is_rounding_and_a_tenth_of_a_product_is_not(kind):
+    graph, shapes = fx.Graph(), {"x": (7, 256), "weight": (32, KINDS[kind].row_bytes(256))}
+    x, weight = (graph.placeholder(name) for name in shapes)
+    for node in (x, weight):
+        dtype = torch.uint8 if node is weight else torch.float32
+        node.meta["example_value"] = torch.empty(shapes[node.name], dtype=dtype)
+    product = graph.call_function(torch.ops.lamina.linear_blocks.default, (x, weight, None, kind))
+    graph.output((product,))
+    module = fx.GraphModule({}, graph)
+    arguments = sample_arguments(module, CPU)
+    for seed in range(50):
+        arguments[0] = halfway(seed)
+        (nudged,) = module(torch.nextafter(arguments[0], torch.full((), torch.inf)), arguments[1])
+        assert not torch.equal(nudged, module(*arguments)[0])
+        assert verify.check_piece(module, lambda given: [nudged], arguments, "fast").is_right  # noqa: B023
+        wrong = 1.1 * nudged
+        assert not verify.check_piece(module, lambda given: [wrong], arguments, "fast").is_right  # noqa: B023
+
+
+def halfway(seed):
+    """Activations of which some lie just below the middle of two numbers that they may be quantized to."""
+    x = torch.randn(7, 256, generator=torch.Generator().manual_seed(seed))
+    spans = x.view(7, 8, 32)
+    step = spans.abs().amax(dim=2) / 127
+    spans[:, :, 5] = (20.5 * step).nextafter(torch.zeros(()))
+    return x
 
 
 def test_a_culprit_says_what_to_do():
