@@ -24,7 +24,7 @@ from .safetensors_header import header
 from .shards import SINGLE_NAME
 from .weights import check_tensors
 
-CONVERTER_VERSION = 5
+CONVERTER_VERSION = 6
 FOLDER_KIND = "checkpoints"
 CONFIG_KIND = "configs"
 EMBEDDING = "token_embd.weight"
@@ -141,7 +141,8 @@ def _config_of(file: GGUFFile, dtype: torch.dtype) -> dict[str, Any]:
 def _kept_blocks(file: GGUFFile, dtype: torch.dtype, kept_as: str | None) -> dict[str, str]:
     """The kind of each weight that can stay as it lies, by its name in a checkpoint: of whole projections.
 
-    Among blocks as they are is a projection that is tied to the embedding, by the latter's kind.
+    Blocks as they are may be of several kinds in one projection; each rank then has its rows of each. Among
+    blocks as they are is a projection that is tied to the embedding, by the latter's kind.
     """
     from gguf import GGMLQuantizationType
 
@@ -158,8 +159,8 @@ def _kept_blocks(file: GGUFFile, dtype: torch.dtype, kept_as: str | None) -> dic
         sources = tuple(spec.source_shapes)
         lying = sources if spec.tied_to is None else tuple(specs[spec.tied_to].source_shapes)
         own = {kinds.get(source) for source in lying}
-        is_served = spec.tied_to is None or kept_as == "blocks"
-        if spec.projection and is_served and len(own) == 1 and own <= set(gguf_blocks.KEPT[kept_as]):
+        is_served = kept_as == "blocks" or (spec.tied_to is None and len(own) == 1)
+        if spec.projection and is_served and own <= set(gguf_blocks.KEPT[kept_as]):
             kept |= dict(zip(sources, map(kinds.__getitem__, lying), strict=True))
     return kept
 

@@ -94,7 +94,7 @@ class LoadedWeights:
                 for part in self._own_parts(name):
                     part.narrow(0, filled, num_rows - filled).zero_()
 
-    def _own_parts(self, parameter: str) -> list[Tensor]:
+    def _own_parts(self, parameter: str) -> Sequence[Tensor]:
         """The tensors that have a row for each of a parameter."""
         if parameter not in self._parts:
             return [self.by_name[parameter]]
@@ -143,19 +143,24 @@ class LoadedWeights:
             return
         names, step = self._parts[parameter], max(1, CHUNK_ELEMENTS // self.specs[parameter].shape[1])
         for first in range(0, count, step):
-            kept = self._rows_of_parts(parameter, start + first, min(step, count - first))
+            some = min(step, count - first)
+            kept = self._rows_of_parts(parameter, start + first, some)
             meant = [
                 values if name in self._shared(parameter) else values[first : first + step]
                 for name, values in zip(names, given, strict=True)
             ]
-            self._measure(parameter, scheme.restore(kept), scheme.restore(meant))
+            restore = scheme.of_rows(start + first, some).restore
+            self._measure(parameter, restore(kept), restore(meant))
 
     def _shared(self, parameter: str) -> set[str]:
         """The parts of a projection that are the same for all of its rows."""
         return {f"{parameter}{SEPARATOR}{name}" for name in self.schemes.schemes[parameter].shared}
 
-    def _rows_of_parts(self, parameter: str, start: int, count: int) -> list[Tensor]:
+    def _rows_of_parts(self, parameter: str, start: int, count: int) -> Sequence[Tensor]:
         """The parts of some rows, those whole that are the same for all."""
+        narrow = self.schemes.schemes[parameter].narrow
+        if narrow is not None:
+            return narrow([self.by_name[name] for name in self._parts[parameter]], start, count)
         shared = self._shared(parameter)
         return [
             self.by_name[name] if name in shared else self.by_name[name].narrow(0, start, count)
@@ -184,7 +189,8 @@ class LoadedWeights:
 
     def _store(self, name: str, start: int, rows: Tensor, columns: tuple[int, int] | None) -> None:
         parts = self._rows_of_parts(name, start, rows.shape[0])
-        wide, scheme = rows.to(self.device, torch.float32), self.schemes.schemes[name]
+        wide = rows.to(self.device, torch.float32)
+        scheme = self.schemes.schemes[name].of_rows(start, rows.shape[0])
         try:
             if columns is None:
                 scheme.store(wide, parts)

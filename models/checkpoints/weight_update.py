@@ -73,7 +73,7 @@ def check_values(weights: LoadedWeights, slots: Mapping[str, Slot], given: Mappi
             )
         for projection in weights.kept_with(slot.parameter):
             try:
-                _try_to_store(weights, projection, given[name])
+                _try_to_store(weights, projection, slot.start, given[name])
             except LoadError as error:
                 raise RequestError(f"{name} {error}") from error
 
@@ -137,11 +137,12 @@ def _check_whole(
         raise RequestError(f"{listed(missing)} are missing; wanted {why}")
 
 
-def _try_to_store(weights: LoadedWeights, projection: str, rows: Tensor) -> None:
-    """Keep rows as the scheme would, in memory that is dropped."""
+def _try_to_store(weights: LoadedWeights, projection: str, start: int, rows: Tensor) -> None:
+    """Keep rows from `start` onward as the scheme would, in memory that is dropped."""
     kept_by = weights.schemes.whole_schemes or weights.schemes.schemes
-    scheme, step = kept_by[projection], max(1, CHUNK_ELEMENTS // rows.shape[1])
+    step = max(1, CHUNK_ELEMENTS // rows.shape[1])
     for first in range(0, rows.shape[0], step):
         chunk = rows[first : first + step].detach().to(weights.device, torch.float32)
+        scheme = kept_by[projection].of_rows(start + first, chunk.shape[0])
         table = scheme.parts(tuple(chunk.shape), weights.dtype)
         scheme.store(chunk, [torch.empty(s, dtype=kind, device=weights.device) for s, kind in table.values()])

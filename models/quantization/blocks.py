@@ -10,7 +10,16 @@ from torch import Tensor
 from ... import custom_ops
 from ...common.errors import LoadError, UnsupportedError
 from ...custom_ops.linear_blocks.layout import KINDS, SPAN, by_rows, interleave_in_place
-from .scheme import Parts, QuantScheme, Shape, find_scheme, largest_of, register_scheme
+from ...custom_ops.linear_blocks.runs import Run, columns_of, name_of, num_bytes, runs_of, split
+from .scheme import (
+    KeptRows,
+    Parts,
+    QuantScheme,
+    Shape,
+    find_scheme,
+    largest_of,
+    register_scheme,
+)
 
 HALF = torch.float16  # of scales and minimums
 SHRUNK = (1.0, 0.95, 0.9, 0.85)  # of a span's range: outliers that are cut may cost less than wider steps
@@ -83,6 +92,74 @@ class Blocks:
     def filled(self, parts: Parts) -> Parts:
         """Row by row again."""
         return [by_rows(parts[0], self.kind)]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBlocks:
+    """Rows in several kinds of blocks: the one part is each run behind the one before, uint8 [bytes]."""
+
+    kind: str  # as lamina::linear_blocks has it: "Q4_K:5120+Q6_K:1024"
+    runs: tuple[Run, ...]  # that it says
+
+    def keeping(self, scheme: QuantScheme) -> QuantScheme:
+        """That scheme, of projections in these blocks."""
+        return replace(
+            scheme,
+            tensors=self.tensors,
+            store=self.store,
+            restore=self.restore,
+            multiply=self.multiply,
+            share=None,
+            cut=None,
+            settle=self.settle,
+            filled=self.filled,
+            narrow=self.narrow,
+        )
+
+    def tensors(self, shape: Shape, dtype: torch.dtype) -> Mapping[str, tuple[Shape, torch.dtype]]:
+        """All bytes. UnsupportedError for columns that are no whole blocks, or another number of rows."""
+        rows, columns = sum([run.num_rows for run in self.runs]), columns_of(self.runs)
+        if shape[0] != rows or shape[1] % columns:
+            raise UnsupportedError(
+                f"quantization in blocks of {self.kind} cannot keep {shape}; wanted {rows} rows and columns "
+                f"by {columns}"
+            )
+        return {"": ((num_bytes(self.runs, shape[1]),), torch.uint8)}
+
+    def store(self, rows: Tensor, parts: Parts) -> None:
+        """Each row in the blocks of its kind."""
+        own = torch.split(rows, [run.num_rows for run in self.runs])
+        for (kind, blocks), some in zip(split(parts[0], self.kind), own, strict=True):
+            STORES[kind](some, [blocks])
+
+    def restore(self, parts: Parts) -> Tensor:
+        """Each number by its scale, and its minimum added."""
+        return torch.cat([KINDS[kind].numbers(rows).dense() for kind, rows in split(parts[0], self.kind)])
+
+    def multiply(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+        """lamina::linear_blocks, once for all kinds."""
+        return custom_ops.linear_blocks(x, parts[0], bias, self.kind)
+
+    def settle(self, parts: Parts) -> None:
+        """Sixteen rows of a kind as one."""
+        for kind, rows in split(parts[0], self.kind):
+            interleave_in_place(rows, kind)
+
+    def filled(self, parts: Parts) -> Parts:
+        """Row by row again."""
+        return [torch.cat([by_rows(rows, kind).flatten() for kind, rows in split(parts[0], self.kind)])]
+
+    def narrow(self, parts: Parts, start: int, count: int) -> Parts:
+        """The bytes of some rows, by rows where those are of one kind."""
+        found, first = [], 0
+        for _, rows in split(parts[0], self.kind):
+            own = rows[max(0, start - first) : max(0, start + count - first)]
+            found += [own] if own.shape[0] else []
+            first += rows.shape[0]
+        if len(found) == 1:
+            return found
+        begin = found[0].storage_offset() - parts[0].storage_offset()
+        return [parts[0].narrow(0, begin, sum(own.numel() for own in found))]
 
 
 def store_four_bits(rows: Tensor, parts: Parts) -> None:
@@ -244,4 +321,22 @@ register_scheme(Q4)
 def in_blocks(kind: str) -> QuantScheme:
     """The scheme for weights that a file has in blocks of that kind."""
     kept = f"in the file's blocks of {kind}: {WHAT[kind]}"
-    return Blocks(kind).keeping(replace(Q8, name=kind.lower(), kept=kept))
+    return Blocks(kind).keeping(replace(Q8, name=kind.lower(), kept=kept, stack=in_mixed_blocks))
+
+
+@cache  # so that projections of the same rows have one scheme
+def in_mixed_blocks(runs: tuple[KeptRows, ...]) -> QuantScheme:
+    """The scheme for rows of several kinds of blocks. UnsupportedError for rows that are kept otherwise."""
+    kinds = {in_blocks(kind): kind for kind in KINDS}
+    for run in runs:
+        if run.scheme not in kinds:
+            raise UnsupportedError(
+                f"{run.num_rows} rows are kept {run.scheme.kept}; wanted all in blocks of a file"
+            )
+    kind = name_of(Run(kinds[run.scheme], run.num_rows) for run in runs)
+    names = list(dict.fromkeys(kinds[run.scheme] for run in runs))
+    rows = ", ".join(f"{run.num_rows} rows of {run.kind}" for run in runs_of(kind))
+    what = "; ".join(f"{name} has {WHAT[name]}" for name in names)
+    kept = f"in the file's blocks, {rows}: {what}"
+    scheme = replace(in_blocks(names[0]), name="+".join(names).lower(), kept=kept, runs=runs)
+    return MixedBlocks(kind, runs_of(kind)).keeping(scheme)

@@ -108,10 +108,11 @@ class ModelSchemes:
         """The same for ranks that have parts. UnsupportedError, naming the parameter, for what has none."""
         schemes = {}
         for name, scheme in self.schemes.items():
-            whole, own = self._shape(name), sharding.specs[name].shape
+            (_, columns), own = self._shape(name), sharding.specs[name]
             try:
-                is_cut = whole[1] != own[1]
-                schemes[name] = scheme.for_columns(whole[1], own[1]) if is_cut else scheme
+                is_cut = columns != own.shape[1]
+                scheme = scheme.for_columns(columns, own.shape[1]) if is_cut else scheme
+                schemes[name] = scheme.for_rows(own.part_rows)
             except UnsupportedError as error:
                 raise UnsupportedError(f"{name}: {error}") from error
         return replace(

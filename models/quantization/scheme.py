@@ -44,16 +44,20 @@ class QuantScheme:
     """How a projection is stored, filled, multiplied and described; everything else asks it.
 
     `tensors(shape, dtype)` are the parts that stand for a projection [out, in] in a runtime of that dtype,
-    the first by the name "", each with out as its first dimension unless it is `shared`; it raises
-    UnsupportedError for a shape that the scheme cannot keep. `store(rows, parts)` fills the parts of n rows
-    [n, in] float32; it raises LoadError, in words that follow a parameter's name, for rows that cannot be
-    kept. `restore(parts)` is what n rows stand for, [n, in] float32, in memory of its own.
+    the first by the name "", each with out as its first dimension unless it is `shared` or there are
+    `runs`; it raises UnsupportedError for a shape that the scheme cannot keep. `store(rows, parts)` fills
+    the parts of n rows [n, in] float32; it raises LoadError, in words that follow a parameter's name, for
+    rows that cannot be kept. `restore(parts)` is what n rows stand for, [n, in] float32, in memory of its
+    own.
     `multiply(x, parts, bias)` is x [T, in] @ weight.T + bias [out] in x's dtype; None: the one part is for
     Ops.linear, and tied parameters share it. `settle(parts)` lays whole parts out as `multiply` reads them
     on their device, once nothing else will be written to them; `filled(parts)` are the parts before that.
     Where ranks share out columns, `share(columns, count)` is the scheme that keeps so many of a row's,
     UnsupportedError where a block with one scale would be cut, and `cut(parts, columns, first, count)` makes
     its parts of those of whole rows.
+    Where a checkpoint keeps the parts of a fused projection by several schemes, `stack(runs)` of any of them
+    is the one that keeps all of its rows, UnsupportedError where there is none. That one has these as its
+    `runs`, and `narrow(parts, start, count)` are the parts of some of its rows, as of_rows() keeps them.
     """
 
     name: str | None  # the value of the setting `quantization`
@@ -69,6 +73,9 @@ class QuantScheme:
     batch_invariant: frozenset[str] = frozenset()  # devices where a row's bits depend on no other row
     share: Callable[[int, int], "QuantScheme"] | None = None  # None: a row stays whole
     cut: Callable[[Parts, int, int, int], Parts] | None = None
+    stack: "Callable[[tuple[KeptRows, ...]], QuantScheme] | None" = None  # None: beside no others
+    runs: "tuple[KeptRows, ...]" = ()  # none: all rows are kept alike
+    narrow: Callable[[Parts, int, int], Parts] | None = None
     shared: frozenset[str] = frozenset()  # parts that are the same for all rows of a projection
     exempt: frozenset[str] = frozenset()  # parameters left as they are where the setting asks for the scheme
     head: "QuantScheme | None" = (
@@ -84,7 +91,8 @@ class QuantScheme:
         """What `tensors` says; ConfigError where rows cannot be stored and multiplied so."""
         parts = self.tensors(shape, dtype)
         own_rows = [own[:1] for name, (own, _) in parts.items() if name not in self.shared]
-        is_right = next(iter(parts), None) == "" and all(rows == shape[:1] for rows in own_rows)
+        by_rows = bool(self.runs) or all(rows == shape[:1] for rows in own_rows)
+        is_right = next(iter(parts), None) == "" and by_rows
         if not is_right or (self.is_dense and parts != {"": (shape, dtype)}):
             wanted = '"" first, and as many rows in each'
             if self.is_dense:
@@ -100,6 +108,18 @@ class QuantScheme:
                 f"to have {count} each; wanted tensor_parallel 1, or a scheme with share and cut"
             )
         return self.share(columns, count)
+
+    def for_rows(self, rows: Sequence[int]) -> "QuantScheme":
+        """The scheme for a projection whose parts have so many rows each, in a rank's place."""
+        if not self.runs:
+            return self
+        return stacked([run._replace(num_rows=count) for run, count in zip(self.runs, rows, strict=True)])
+
+    def of_rows(self, start: int, count: int) -> "QuantScheme":
+        """The scheme that keeps so many of the rows alone, from `start` onward."""
+        if not self.runs:
+            return self
+        return stacked(rows_of_runs(self.runs, start, count))
 
     def columns_of(self, parts: Parts, columns: int, kept: tuple[int, int]) -> Parts:
         """The parts of some columns, the first and how many, of those of whole rows."""
@@ -117,6 +137,36 @@ class QuantScheme:
                 f"quantization {self.name!r} has a store or a restore but no multiply; wanted multiply too, "
                 "since without it projections are kept as every other weight is"
             )
+
+
+class KeptRows(NamedTuple):
+    """Rows that follow each other in a projection, and what keeps them."""
+
+    scheme: QuantScheme
+    num_rows: int
+
+
+def stacked(runs: Sequence[KeptRows]) -> QuantScheme:
+    """The scheme of a projection of these rows, one below the other. UnsupportedError where there is none."""
+    schemes = list(dict.fromkeys(run.scheme for run in runs))
+    if len(schemes) == 1:
+        return schemes[0]
+    stack = next((scheme.stack for scheme in schemes if scheme.stack is not None), None)
+    if stack is None:
+        kept = ", ".join(f"{run.num_rows} {run.scheme.kept}" for run in runs)
+        raise UnsupportedError(f"rows are kept by several schemes, {kept}; wanted one for all")
+    return stack(tuple(runs))
+
+
+def rows_of_runs(runs: Sequence[KeptRows], start: int, count: int) -> list[KeptRows]:
+    """The same of some of the rows, from `start` onward."""
+    found, first = [], 0
+    for run in runs:
+        own = min(first + run.num_rows, start + count) - max(first, start)
+        if own > 0:
+            found.append(run._replace(num_rows=own))
+        first += run.num_rows
+    return found
 
 
 class StoredWeight(NamedTuple):

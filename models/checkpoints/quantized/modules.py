@@ -10,7 +10,7 @@ from torch import Tensor
 from ....common.errors import LoadError, UnsupportedError
 from ....custom_ops._shared.fp8 import LARGEST
 from ...quantization.model_schemes import ModelSchemes
-from ...quantization.scheme import QuantScheme, Shape
+from ...quantization.scheme import KeptRows, Shape, stacked
 from ...quantization.unquantized import UNQUANTIZED
 from ...registry import ParameterSpec
 from ...sharding import Run
@@ -134,19 +134,25 @@ def _modules_of(dialect: Dialect, parameter: str, spec: ParameterSpec) -> list[Q
                 QuantizedModule(name=name, parameter=parameter, start=start, shape=shape, format=form)
             )
         start += shape[0]
-    if len({_scheme_of(form) for form in formats.values()}) > 1:
+    _check_alike(dialect, parameter, spec, formats)
+    return modules
+
+
+def _check_alike(
+    dialect: Dialect, parameter: str, spec: ParameterSpec, formats: Mapping[str, Format | None]
+) -> None:
+    """UnsupportedError where no scheme keeps all modules of a parameter."""
+    schemes = [UNQUANTIZED if form is None else form.scheme for form in formats.values()]
+    try:
+        stacked([KeptRows(*pair) for pair in zip(schemes, spec.source_rows, strict=True)])
+    except UnsupportedError as error:
         kept = [
             f"{name} {'as it is' if form is None else form.scheme.kept}" for name, form in formats.items()
         ]
         raise UnsupportedError(
             f"{parameter} is one projection of {' and '.join(formats)}, which the {dialect.name} checkpoint "
             f"keeps differently: {', '.join(kept)}; wanted the same for all"
-        )
-    return modules
-
-
-def _scheme_of(form: Format | None) -> QuantScheme:
-    return UNQUANTIZED if form is None else form.scheme
+        ) from error
 
 
 def own_schemes(
@@ -155,7 +161,11 @@ def own_schemes(
     """The schemes that keep a checkpoint's own bytes. UnsupportedError for shapes that they cannot keep."""
     if dialect is None:
         return ModelSchemes(specs=specs)
-    schemes = {one.parameter: one.format.scheme for one in modules if not one.format.scheme.is_dense}
+    kept: dict[str, list[KeptRows]] = {}
+    for one in modules:
+        if not one.format.scheme.is_dense:
+            kept.setdefault(one.parameter, []).append(KeptRows(one.format.scheme, one.shape[0]))
+    schemes = {parameter: stacked(runs) for parameter, runs in kept.items()}
     notes = tuple(dialect.notes) if schemes else ()
     return ModelSchemes(
         specs=specs, schemes=schemes, name=dialect.name, notes=notes + _dequantized_notes(modules)

@@ -202,30 +202,3 @@ def test_rows_whose_scales_are_none_are_refused(kind: str) -> None:
             with pytest.raises(LoadError, match="scales that are not finite"):
                 checked(spoiled, kind)
         at += size
-
-
-def test_a_file_may_mix_kinds_and_only_a_fused_projection_of_several_is_dequantized(
-    make_tiny_folder: Callable[..., Path], tmp_path: Path, store: Store, logits_of: Run
-) -> None:
-    source = make_tiny_folder(**WIDE)
-    kinds = {
-        "blk.0.attn_v.weight": KIND.Q6_K,
-        "blk.0.ffn_down.weight": KIND.Q8_0,
-        "output.weight": KIND.Q6_K,
-        "token_embd.weight": KIND.F16,
-    }
-    path = write_gguf(tmp_path / "wide.gguf", source, kind=KIND.Q4_K, kinds=kinds)
-    kept = convert_gguf(path, store, dtype=torch.float32, kept_as="blocks")
-    config = read_model_config(kept)
-    schemes = read_checkpoint(find_model(config.architecture), config, kept).schemes.schemes
-    assert {name: scheme.name for name, scheme in schemes.items()} == {
-        "layers.0.o": "q4_k",
-        "layers.0.gate_up": "q4_k",
-        "layers.0.down": "q8_0",
-        "lm_head": "q6_k",
-    }
-    dense = convert_gguf(path, store, dtype=torch.float32)
-    assert (
-        relative_error(logits_of(kept, PROMPT), oracle_logits(oracle(dense, "LlamaForCausalLM"), PROMPT))
-        < 0.03
-    )
