@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("old", type=Path, help="the folder of a tree")
     parser.add_argument("new", type=Path)
-    parser.add_argument("--shapes", nargs="*", default=["1b", "8b"])
+    parser.add_argument("--shapes", nargs="*", default=["1b", "8b"], help="or .gguf files of 32,000 tokens")
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32, 128])
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=10)
@@ -124,11 +124,13 @@ def serve(options: argparse.Namespace) -> None:
     tree = str(options.old.resolve())
     assert Path(lamina.__file__).resolve().is_relative_to(tree), f"{lamina.__file__} is not of {tree}"
     workloads.SHAPES["tiny"] = TINY | TINY_HEADS
-    folder = workloads.write_config(options.serve, Path("/tmp/lamina-shapes") / options.serve)
+    is_file = options.serve.endswith(".gguf")
+    folder = Path("/tmp/lamina-shapes") / options.serve
+    model = Path(options.serve) if is_file else workloads.write_config(options.serve, folder)
     started = time.perf_counter()
     with lamina.Runtime.from_pretrained(
-        folder,
-        load_format="dummy",
+        model,
+        load_format="auto" if is_file else "dummy",
         device=options.device,
         cache_dir=options.cache_dir,
         max_model_len=8192,
