@@ -1,7 +1,7 @@
 """Structured outputs: which tokens each constrained sample may be, as bits, by the grammar of its request."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -90,6 +90,7 @@ class GrammarMasks:
         self._executors: dict[int, Any] = {}  # llguidance's own threads, by how many
         self._job: Job | None = None  # the last
         self._lexers: dict[str, tuple[str, int]] = {}  # the grammar of each request, and which lexer of it
+        self._users: defaultdict[tuple[str, int], set[str]] = defaultdict(set)  # the requests that have it
         self._walks: dict[str, Walk] = {}
 
     def add(self, request_id: str, grammar: str) -> None:
@@ -99,11 +100,16 @@ class GrammarMasks:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(2, thread_name_prefix="lamina-grammars")
         lexer = self._lexers[request_id] = grammar, self._lexer_for(grammar)
+        self._users[lexer].add(request_id)
         self._walks[request_id] = self._pool.submit(_new_walk, self._new_matcher, *lexer)
 
     def remove(self, request_id: str) -> None:
         """Let go of it, if there is any."""
-        self._lexers.pop(request_id, None)
+        if (lexer := self._lexers.get(request_id)) is not None:
+            self._users[lexer].discard(request_id)
+            if not self._users[lexer]:
+                del self._users[lexer]
+            del self._lexers[request_id]
         if isinstance(walk := self._walks.pop(request_id, None), Future):
             walk.cancel()
 
@@ -111,6 +117,7 @@ class GrammarMasks:
         """Let go of all of them, and of the threads."""
         self._walks.clear()
         self._lexers.clear()
+        self._users.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._thread.close()
@@ -190,7 +197,7 @@ class GrammarMasks:
                 _open(bits, one, limits)
             elif one.request_id not in failures:
                 failures[one.request_id] = Failure(own.index(False), _failure(walk.matcher))
-        for one, walk in making.standing:
+        for one, walk in making.standing if bad_words else ():
             if one.which in bad_words and one.request_id not in failures:
                 failures |= _where_bad_words_are_all(bits, one, walk, bad_words[one.which])
         return {**failures}
@@ -232,9 +239,9 @@ class GrammarMasks:
 
     def _lexer_for(self, grammar: str) -> int:
         """The lexer of a grammar that has the fewest live requests, of as many as these are worth."""
-        live = Counter(lexer for own, lexer in self._lexers.values() if own == grammar)
-        num = max(1, min(self._num_threads, 1 + live.total() // ROWS_OF_A_LEXER))
-        return min(range(num), key=live.__getitem__)
+        live = [len(self._users.get((grammar, lexer), ())) for lexer in range(MAX_LEXERS)]
+        num = max(1, min(self._num_threads, 1 + sum(live) // ROWS_OF_A_LEXER))
+        return live.index(min(live[:num]))
 
     def _fill(self, making: MasksInMaking) -> dict[str, Failure]:
         """Write the masks that the thread does not; returns by request what fails after a draft."""

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamina.runtime.protocol.scheduler_output import Constrained
 from lamina.runtime.structured_output.compiler import GrammarCompiler
@@ -64,3 +66,30 @@ def test_what_few_rows_take_says_nothing_of_many(masks):
         assert alone[-20:].count(True) <= 1
         assert many[-20:].count(False) <= 1
     assert ways(masks, MANY, 10).count(False) <= 1, "it is known from the beginning"
+
+
+@given(program=st.lists(st.integers(-30, 30), max_size=60))
+def test_requests_of_a_grammar_are_dealt_out_evenly_whoever_leaves(program):
+    """A number comes, or comes anew; its negative leaves."""
+    asked, live = [], {}
+
+    def new_matcher(grammar, lexer):
+        asked.append(lexer)
+        return SimpleNamespace(compute_ff_tokens=list, is_stopped=lambda: False)
+
+    masks = GrammarMasks(new_matcher, num_threads=3)
+    for number in [*range(1, 40), *program]:
+        live.pop(abs(number), None)
+        if number < 0:
+            masks.remove(str(-number))
+            continue
+        users = [[*live.values()].count(lexer) for lexer in range(3)]
+        masks.add(str(number), "grammar")
+        masks._walk(str(number))
+        worth = min(3, 1 + len(live) // grammar_masks.ROWS_OF_A_LEXER)
+        live[number] = asked[-1]
+        assert live[number] == users.index(min(users[:worth]))
+    for number in live:
+        masks.remove(str(number))
+    assert not masks._users, "a grammar is kept for nobody"
+    masks.close()
