@@ -1,5 +1,6 @@
 """Samples chosen again, from logits that are adjusted by the tokens before them."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -239,8 +240,14 @@ class Adjuster:
     def _send_missed(self, adjusted: Adjusted) -> None:
         """Write the tokens that the device has missed, but for the newest: adjusting adds that."""
         self._make_room(int(adjusted.slots.max()) + 1, adjusted.longest)
-        for slot, start, tokens in adjusted.missed:
-            self._history[slot, start : start + len(tokens)] = self._sent(np.array(tokens, np.int32))
+        if not adjusted.missed:
+            return
+        slots, starts, tokens = zip(*adjusted.missed, strict=True)
+        lengths = np.array([*map(len, tokens)])
+        firsts = np.array(slots) * self._history.shape[1] + starts
+        places = np.arange(lengths.sum()) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
+        known = np.fromiter(itertools.chain.from_iterable(tokens), np.int32, len(places))
+        self._history.view(-1).index_copy_(0, self._sent(places), self._sent(known))
 
     def _make_room(self, num_slots: int, num_tokens: int) -> None:
         slots, tokens = self._history.shape
