@@ -1,6 +1,9 @@
 """How a caller wants a request served: its priority, its time, and with whom it shares blocks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
 from ..common.errors import UnknownParameterError
 from ..common.names import refuse_unknown
@@ -27,13 +30,26 @@ class RequestOptions:
     """The name of a LoRA adapter that was loaded: the model answers as it was fine-tuned so."""
 
     def __post_init__(self) -> None:
-        wanted = f"-{MAX_PRIORITY} to {MAX_PRIORITY}, lower first"
-        low, high = -MAX_PRIORITY, MAX_PRIORITY
-        checked: dict[str, object] = {
-            "priority": integer("priority", self.priority, wanted, low=low, high=high, optional=False),
-            "timeout": number("timeout", self.timeout, "of seconds, above 0", zero=False),
-            "cache_salt": text("cache_salt", self.cache_salt),
-            "adapter": None if self.adapter is None else text("adapter", self.adapter),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)  # in its stored form
+        for name, (left, check) in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not left:
+                object.__setattr__(self, name, check(value))  # in its stored form
+
+
+# Of each field what it is where it is left open, and what any other value becomes.
+_CHECKS: dict[str, tuple[object, Callable[[Any], object]]] = {
+    "priority": (
+        0,
+        partial(
+            integer,
+            "priority",
+            wanted=f"-{MAX_PRIORITY} to {MAX_PRIORITY}, lower first",
+            low=-MAX_PRIORITY,
+            high=MAX_PRIORITY,
+            optional=False,
+        ),
+    ),
+    "timeout": (None, partial(number, "timeout", wanted="of seconds, above 0", zero=False)),
+    "cache_salt": ("", partial(text, "cache_salt")),
+    "adapter": (None, partial(text, "adapter")),
+}

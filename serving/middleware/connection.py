@@ -112,7 +112,9 @@ class Connection(HttpToolsProtocol):
         if self._is_resuming:
             return
         self._in_headers = False
-        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        num_bytes = len(self.url) + 4 * len(self.headers)
+        for name, value in self.headers:
+            num_bytes += len(name) + len(value)
         if num_bytes > self.limits.max_header_bytes or len(self.headers) > MAX_HEADERS:
             raise _too_large(self.limits)
         _check_head(self.parser, self.headers)
