@@ -1,17 +1,25 @@
 """One step, as plain data that another process could receive."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..pooling_params import PoolingParams
 from ..sampling_params import SamplingParams
+from .plain_data import PlainData
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+if TYPE_CHECKING:
+    Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+    TokenIds = NDArray[np.int32]
+    SamplingRows = NDArray[np.void]  # of SAMPLING
+    Params = tuple[SamplingParams, ...]
+else:  # as msgspec reads them: it knows arrays by their class alone, and parameters travel beside a plan
+    Ints = Flags = TokenIds = SamplingRows = np.ndarray
+    Params = tuple
+
 Banned = tuple[tuple[int, tuple[int, ...]], ...]  # (sample, ids it must not be)
 
 ON_HOST = -1  # the source of a token that the host knows
@@ -54,19 +62,17 @@ class TokenLogprobs(NamedTuple):
     rank: int  # of the token itself, from 1 on
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class WantedLogprobs:
+class WantedLogprobs(PlainData, frozen=True, kw_only=True):
     """Which log-probabilities a step is to report: of its samples, and of tokens of prompts."""
 
     num_top: int  # likeliest tokens beside each, as many as anyone wants
     samples: Ints  # [a] which of the step's samples
     before: Ints  # [b] which of the step's tokens come before a token of a prompt that is to be reported
-    targets: NDArray[np.int32]  # [b] that token
+    targets: TokenIds  # [b] that token
     spans: tuple[tuple[int, int], ...] = ()  # (row, how many of its tokens these are), in order
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class WantedPooling:
+class WantedPooling(PlainData, frozen=True, kw_only=True):
     """Whose hidden states of a step are pooled: rows of requests that want no tokens.
 
     Where such a row ends its prompt it counts as one that samples: its result takes the place of the token,
@@ -78,16 +84,14 @@ class WantedPooling:
     params: tuple[PoolingParams, ...]  # [p]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepLogprobs:
+class StepLogprobs(PlainData, frozen=True, kw_only=True):
     """The log-probabilities that a step was to report, in the order of WantedLogprobs."""
 
     samples: tuple[TokenLogprobs, ...]
     prompts: tuple[TokenLogprobs, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokenHistory:
+class TokenHistory(PlainData, frozen=True, kw_only=True):
     """A request's tokens, all of them known to the host, for its own logits processors."""
 
     which: int  # of the adjusted samples
@@ -109,8 +113,7 @@ class Constrained(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Adjusted:
+class Adjusted(PlainData, frozen=True, kw_only=True):
     """Samples whose logits are adjusted before a token is chosen, by the tokens that come before.
 
     The device keeps the tokens of each in a slot. It appends the newest itself, as a row samples, and the
@@ -120,7 +123,7 @@ class Adjusted:
     """
 
     samples: Ints  # [n] which of the step's samples
-    params: tuple[SamplingParams, ...]  # resolved, one a sample, without logits processors
+    params: Params  # resolved, one a sample, without logits processors
     num_prompt: Ints  # [n]
     slots: Ints  # [n]
     missed: tuple[tuple[int, int, tuple[int, ...]], ...]  # (slot, position of the first, tokens)
@@ -129,8 +132,7 @@ class Adjusted:
     constrained: tuple[Constrained, ...] = ()  # those with a grammar
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Drafts:
+class Drafts(PlainData, frozen=True, kw_only=True):
     """What a step is told of draft tokens, where the runtime has a drafter.
 
     Ids of drafts are the device's: those that the step before left for the row that its request had there.
@@ -152,16 +154,14 @@ class AdapterLoad(NamedTuple):
     digest: str  # of its bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepAdapters:
+class StepAdapters(PlainData, frozen=True, kw_only=True):
     """Which adapter each row is computed with, by the slot in which it lies."""
 
     slots: Ints  # [num_rows], NO_ADAPTER of rows without one
     loads: tuple[AdapterLoad, ...]  # before the step
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SchedulerOutput:
+class SchedulerOutput(PlainData, frozen=True, kw_only=True):
     """What a step computes: one row a request, in no order, and what is new in their block tables.
 
     A row's tokens are the ones after those already computed; where it samples, they are the last there are,
@@ -176,10 +176,10 @@ class SchedulerOutput:
     request_ids: tuple[str, ...]
     num_scheduled_tokens: Ints  # [num_rows] tokens to compute, at least 1
     num_computed_tokens: Ints  # [num_rows] tokens computed by earlier steps, without drafts not yet judged
-    token_ids: NDArray[np.int32]  # [num_tokens], any id where the token is on the device, as most drafts are
+    token_ids: TokenIds  # [num_tokens], any id where the token is on the device, as most drafts are
     sources: Ints  # [num_rows] the row of the step before that sampled the row's newest token, or ON_HOST
     num_sampled_tokens: Ints  # [num_rows] tokens that the row yields at most
-    sampling: NDArray[np.void]  # [num_samples] of SAMPLING
+    sampling: SamplingRows  # [num_samples]
     banned: Banned = ()
     adjusted: Adjusted | None = None
     # [3, num_new] rows, columns and block ids of block table entries to set; after all rows of a KV-cache

@@ -1,19 +1,18 @@
-"""Plans and outputs of steps as tuples for msgspec: arrays as bytes, a request's parameters made once."""
+"""What msgspec cannot read of a step by itself: arrays, and what repeats from step to step, made once."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
-from types import GenericAlias, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ...common.errors import LaminaError
 from ..sampling_params import SamplingParams
 from .fields import PARAMS, kinds_of, named, values_of
-from .scheduler_output import SAMPLING, TokenHistory
+from .scheduler_output import SAMPLING, SchedulerOutput
+from .worker_messages import ExecuteStep
 
 DTYPES: dict[int, "np.dtype[Any]"] = {
     1: np.dtype(np.int64),
@@ -22,8 +21,9 @@ DTYPES: dict[int, "np.dtype[Any]"] = {
     4: np.dtype(np.bool_),
 }
 CODES: dict[Any, int] = {dtype: code for code, dtype in DTYPES.items()}
-TABLE = 16  # added to the code of an array of three rows
+TABLE = 16  # a bit that is set in the code of an array of three rows
 MOST_PARAMS = 4096  # requests whose parameters are kept as they were made, or taken apart
+STEP = tuple[int, int, SchedulerOutput, bytes, tuple[bytes, ...]]  # what step_apart() makes of a message
 
 _taken_apart: dict[int, tuple[SamplingParams, bytes]] = {}  # by id
 _encoder = msgspec.msgpack.Encoder()
@@ -31,75 +31,60 @@ _decoder = msgspec.msgpack.Decoder(kinds_of(PARAMS))
 
 
 def array_as_ext(array: NDArray[Any]) -> msgspec.msgpack.Ext:
-    """An array of one of DTYPES, [n] or [3, n], as msgpack has it."""
-    code = CODES[array.dtype] + (TABLE if array.ndim == 2 else 0)
-    return msgspec.msgpack.Ext(code, array.tobytes())
+    """An array of one of DTYPES, [n] or [3, n], as msgpack has it. TypeError for any other dtype."""
+    code = CODES.get(array.dtype)
+    if code is None:
+        raise TypeError(f"an array is of {array.dtype}; wanted one of {', '.join(map(str, CODES))}")
+    return msgspec.msgpack.Ext(code | (TABLE if array.ndim == 2 else 0), array.tobytes())
 
 
 def array_of_ext(code: int, data: memoryview) -> NDArray[Any]:
-    """The array again, in memory of its own."""
-    array: NDArray[Any] = np.frombuffer(data, DTYPES[code % TABLE]).copy()
-    return array.reshape(3, -1) if code >= TABLE else array
+    """The array again, in memory of its own. ValueError for what array_as_ext() does not make."""
+    dtype = DTYPES.get(code & ~TABLE)
+    if dtype is None:
+        raise ValueError(f"an array is of kind {code}; wanted one of {', '.join(map(str, DTYPES))}")
+    array: NDArray[Any] = np.frombuffer(data, dtype).copy()
+    return array.reshape(3, -1) if code & TABLE else array
 
 
-def taken_apart(value: Any) -> Any:
-    """A plan, an output or a part of one as tuples, arrays and plain values."""
-    kind = type(value)
-    if kind is SamplingParams:
-        return _params_as_bytes(value)
-    if kind is tuple and value and dataclasses.is_dataclass(value[0]):
-        return tuple(map(taken_apart, value))
-    if not dataclasses.is_dataclass(kind):
-        return value
-    return tuple(taken_apart(getattr(value, name)) for name in _names(kind))
+def step_apart(message: ExecuteStep) -> tuple[Any, ...]:
+    """A message with the requests' ids, and the parameters of those that are adjusted, beside its plan."""
+    plan, adjusted = message.plan, message.plan.adjusted
+    params: tuple[bytes, ...] = ()
+    if adjusted is not None:
+        params = tuple(map(_params_as_bytes, adjusted.params))
+        adjusted = replace(adjusted, params=())
+    rest = replace(plan, request_ids=(), adjusted=adjusted)
+    return message.number, message.known_failure, rest, _ids_as_bytes(plan.request_ids), params
 
 
-def put_together(kind: Any, values: Any) -> Any:
-    """What was taken apart, of this dataclass."""
-    if values is None:
-        return None
-    makers = zip(_names(kind), _makers(kind), values, strict=True)
-    return kind(**{name: value if make is None else make(value) for name, make, value in makers})
+def step_together(values: tuple[Any, ...]) -> ExecuteStep:
+    """The message again."""
+    number, known_failure, plan, ids, params = values
+    adjusted = plan.adjusted
+    if params:
+        adjusted = replace(adjusted, params=tuple(map(_params_of_bytes, params)))
+    plan = replace(plan, request_ids=_ids_of_bytes(ids), adjusted=adjusted)
+    return ExecuteStep(number=number, known_failure=known_failure, plan=plan)
 
 
-def apart_kind(kind: Any) -> Any:
-    """The type of what a value of this type is taken apart into, for a decoder."""
-    if kind is SamplingParams:
-        return bytes
-    if kind is TokenHistory:  # of requests whose own code no other process has
-        return None
-    if kind is Exception:
-        return LaminaError
-    if dataclasses.is_dataclass(kind):
-        return GenericAlias(tuple, tuple(apart_kind(field.type) for field in dataclasses.fields(kind)))
-    if get_origin(kind) in (np.ndarray, NDArray):  # from numpy 2.5 on an alias is its own origin
-        return np.ndarray
-    if get_origin(kind) in (Union, UnionType):
-        return Union[tuple(apart_kind(each) for each in get_args(kind))]  # noqa: UP007
-    if get_origin(kind) is tuple and dataclasses.is_dataclass(get_args(kind)[0]):
-        return GenericAlias(tuple, (apart_kind(get_args(kind)[0]), ...))
-    return kind
+class _Kept:
+    """What was made of a value, for as long as the next is equal: most steps are of the same requests."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+        self._last: tuple[Any, Any] = None, None
+
+    def __call__(self, value: Any) -> Any:
+        last, made = self._last
+        if value is not last and value != last:
+            made = self._make(value)
+            self._last = value, made
+        return made
 
 
-@lru_cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
-@lru_cache
-def _makers(kind: Any) -> tuple[Callable[[Any], Any] | None, ...]:
-    """How each field's value is put together again; None for what stays as it was decoded."""
-    return tuple(_maker(field.type) for field in dataclasses.fields(kind))
-
-
-def _maker(kind: Any) -> Callable[[Any], Any] | None:
-    parts = get_args(kind)
-    if SamplingParams in parts:
-        return lambda each: tuple(map(_params_of_bytes, each))
-    if get_origin(kind) is tuple and dataclasses.is_dataclass(parts[0]):
-        return lambda each: tuple(put_together(parts[0], values) for values in each)
-    own = next((part for part in (kind, *parts) if dataclasses.is_dataclass(part)), None)
-    return None if own in (None, TokenHistory) else lambda values: put_together(own, values)
+_ids_as_bytes = _Kept(_encoder.encode)
+_ids_of_bytes = _Kept(msgspec.msgpack.Decoder(tuple[str, ...]).decode)
 
 
 def _params_as_bytes(params: SamplingParams) -> bytes:

@@ -1,8 +1,8 @@
 """Messages between the processes of a runtime, as bytes: msgpack, in arrays.
 
 A frame is a byte for the version of all this, a byte for the kind of its message, and the message's fields in
-order. Outputs, of which there is one a request and step, are tuples that msgspec reads and writes as such;
-whatever comes seldom is taken apart and put together here, with every value checked on the way in.
+order. Plans and outputs, of which every step has some, are what msgspec reads and writes by itself; whatever
+comes seldom is taken apart and put together here. Every value is checked on the way in.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from .core_description import CoreDescription
 from .core_messages import AbortRequests, AddRequests, Call, CoreStatus, Reply, Shutdown, StepOutputs
 from .engine_output import EngineOutput
 from .engine_request import EngineRequest
-from .fields import PARAMS, kinds_of, named, values_of
+from .fields import PARAMS, apart_kind, kinds_of, named, put_together, taken_apart, values_of
 from .process_messages import CoreLost, FolderFound, LoadProgress, Start
-from .step_codec import apart_kind, array_as_ext, array_of_ext, put_together, taken_apart
+from .step_codec import STEP, array_as_ext, array_of_ext, step_apart, step_together
 from .worker_messages import (
     AddGrammar,
     CallDone,
@@ -35,7 +35,7 @@ from .worker_messages import (
     WorkerReady,
 )
 
-VERSION = 8  # to be raised whenever a field is added, dropped or moved
+VERSION = 9  # to be raised whenever a field is added, dropped or moved
 PLAIN = (str, int, float, bool)  # of an error's attributes, those that travel
 ERRORS: dict[str, type[LaminaError]] = {
     name: kind
@@ -91,7 +91,7 @@ def _object_as_plain(value: Any) -> Any:
 def _object_of_plain(kind: type, value: Any) -> Any:
     if kind is np.ndarray and isinstance(value, np.ndarray):
         return value
-    if kind is LaminaError:
+    if kind in (LaminaError, Exception):
         return _error_of_plain(value)
     raise TypeError(f"{type(value).__name__} is no {kind}")
 
@@ -132,6 +132,10 @@ def _of_dataclass(kind: type) -> _Codec:
     if not dataclasses.fields(kind):
         return _Codec(kind, lambda _: (), lambda _: kind(), _decoder(tuple[()]))
     return _Codec(kind, taken_apart, partial(put_together, kind), _decoder(apart_kind(kind)))
+
+
+def _itself(message: Any) -> Any:
+    return message
 
 
 def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
@@ -183,7 +187,7 @@ CODECS: Mapping[int, _Codec] = {
     4: _of_dataclass(Shutdown),
     5: _of_dataclass(Start),
     6: _of_dataclass(StartWorker),
-    7: _of_dataclass(ExecuteStep),
+    7: _Codec(ExecuteStep, step_apart, step_together, _decoder(STEP)),
     8: _of_dataclass(AddGrammar),
     9: _of_dataclass(RemoveRequest),
     10: _of_dataclass(CallWorker),
@@ -200,7 +204,7 @@ CODECS: Mapping[int, _Codec] = {
     21: _of_dataclass(FolderFound),
     22: _of_dataclass(CoreLost),
     24: _of_dataclass(WorkerReady),
-    25: _of_dataclass(StepDone),
+    25: _Codec(StepDone, _itself, _itself, _decoder(StepDone)),
     26: _of_dataclass(CallDone),
 }
 CODES = {codec.kind: code for code, codec in CODECS.items()}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...common.errors import LaminaError
+from .plain_data import PlainData
 from .runner_output import RunnerOutput
 from .scheduler_output import SchedulerOutput
 
@@ -17,8 +18,7 @@ class StartWorker:
     num_threads: int  # of its own, on a CPU
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecuteStep:
+class ExecuteStep(PlainData, frozen=True, kw_only=True):
     """Run a step after those before, unless one of them has failed that whoever sent this did not know of."""
 
     number: int
@@ -63,8 +63,7 @@ class WorkerReady:
     overlapped: dict[str, float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepDone:
+class StepDone(PlainData, frozen=True, kw_only=True):
     """What a step came to: from the rank that answers, and from another where it failed there."""
 
     number: int

@@ -1,9 +1,9 @@
 """A step whose forward pass is launched, and whose samples are once the masks of its grammars are made."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from ..protocol.runner_output import RunnerOutput
 from ..protocol.scheduler_output import Adjusted, SchedulerOutput

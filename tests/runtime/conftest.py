@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import random
 import time
@@ -11,6 +10,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 
 from lamina import AsyncRuntime, ClosedError, Runtime
@@ -218,7 +218,7 @@ class Server:
                 output = self.verdict(plan, sampled)
                 ends = self.speculator.left(plan.num_rows)[:, 0].tolist()
             self.newest[plan.step] = dict(zip(plan.request_ids, ends, strict=True))
-            output = dataclasses.replace(output, forced=self.followers(plan))
+            output = structs.replace(output, forced=self.followers(plan))
             self.pending.append((plan, output))
             self.written.append(set((slots // self.kv_cache.block_size).tolist()))
         return plan
@@ -230,7 +230,7 @@ class Server:
         wanted = [] if plan.wanted_logprobs is None else plan.wanted_logprobs.samples.tolist()
         found = tuple(TokenLogprobs((sampled[n],), (0.0,), 1) for n in wanted)
         output = LaunchedStep(plan, results, {}, GrammarMasks(None)).read()
-        return dataclasses.replace(output, logprobs=StepLogprobs(samples=found, prompts=()))
+        return structs.replace(output, logprobs=StepLogprobs(samples=found, prompts=()))
 
     def whole(self, request):
         """The prompt and the answer of a request, as it is without others."""

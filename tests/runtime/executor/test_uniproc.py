@@ -1,6 +1,5 @@
 """The executor in this process: what its worker says, errors as values, and plans and outputs that travel."""
 
-import dataclasses
 import pickle
 from typing import Any
 
@@ -15,6 +14,7 @@ from lamina.compiler.execution.cuda_graphs import CudaGraphs
 from lamina.runtime.executor.uniproc import UniprocExecutor
 from lamina.runtime.protocol import wire
 from lamina.runtime.protocol.interrupts import InterruptAtRequestError
+from lamina.runtime.protocol.plain_data import PlainData
 from lamina.runtime.protocol.runner_output import RunnerOutput, failed_step
 from lamina.runtime.protocol.worker_messages import ExecuteStep, StepDone
 from lamina.runtime.worker.graph_runner import Decode
@@ -69,8 +69,8 @@ def plain(value: Any) -> Any:
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, BaseException):
         return type(value), str(value), value.__dict__
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, PlainData):
+        return type(value), *(plain(getattr(value, name)) for name in value.__struct_fields__)
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     return tuple(map(plain, value)) if isinstance(value, tuple) else value

@@ -1,9 +1,9 @@
 """The loop of a worker: what it answers to steps, calls and failures, over a runner in this thread."""
 
 from collections import deque
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from lamina.common.errors import EngineError, UnsupportedError
 from lamina.runtime.executor.worker_loop import WorkerLoop

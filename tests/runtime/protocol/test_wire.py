@@ -2,14 +2,12 @@
 
 import dataclasses
 import inspect
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typing_extensions import TypeAliasType
 
 from lamina import EngineError, LaminaError, RequestError, SamplingParams, UnsupportedError
 from lamina.common import errors
@@ -17,7 +15,7 @@ from lamina.common.errors import WireError
 from lamina.models.generation_config import GenerationDefaults
 from lamina.models.pooling.spec import Dense, PoolingSpec
 from lamina.runtime.pooling_params import PoolingParams
-from lamina.runtime.protocol import step_codec, wire
+from lamina.runtime.protocol import wire
 from lamina.runtime.protocol.core_description import CoreDescription
 from lamina.runtime.protocol.core_messages import (
     AbortRequests,
@@ -273,8 +271,8 @@ def test_dataclasses_within_tuples_and_within_others_arrive_as_they_were():
     params = PoolingParams(pooling="mean", dimensions=3, normalize=True)
     none = np.zeros(0, np.int64)
     wanted = WantedPooling(rows=none, are_last=np.zeros(0, np.bool_), params=(params, params))
-    for asked in (wanted, dataclasses.replace(wanted, params=())):
-        plan = dataclasses.replace(no_requests(), pooling=asked)
+    for asked in (wanted, msgspec.structs.replace(wanted, params=())):
+        plan = msgspec.structs.replace(no_requests(), pooling=asked)
         received = wire.decode(wire.encode(ExecuteStep(number=1, known_failure=0, plan=plan))).plan
         assert received.pooling.params == asked.params
         assert received.pooling.are_last.dtype == np.bool_
@@ -282,14 +280,3 @@ def test_dataclasses_within_tuples_and_within_others_arrive_as_they_were():
     for parts in ((), (dense,), (dense, dense)):
         spec = PoolingSpec(pooling="last", size=2, dense=parts)
         assert wire.decode(wire.encode(described(spec))).pooling == spec
-
-
-def test_arrays_are_known_by_either_kind_of_alias(monkeypatch):
-    """Of numpy before 2.5, whose NDArray[...] is an ndarray[...], and from then on, where it is its own."""
-    element = TypeVar("element", bound=np.generic)
-    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[element]], type_params=(element,))
-    for kind in (np.ndarray[Any, np.dtype[np.int64]], np.typing.NDArray[np.int64]):
-        assert step_codec.apart_kind(kind) is np.ndarray
-    monkeypatch.setattr(step_codec, "NDArray", alias)
-    assert step_codec.apart_kind(alias[np.int64]) is np.ndarray
-    assert step_codec.apart_kind(alias[np.int64] | None) == np.ndarray | None
