@@ -47,15 +47,18 @@ class WorkerLoop:
     def run(self) -> None:
         """Returns after a Shutdown, with everything given back."""
         try:
-            while True:
-                is_done = bool(self._pending) and self._pending[0][1].is_done
-                message = None if is_done else self._take(self._patience())
-                if isinstance(message, Shutdown):
-                    return
-                with neutral(), watched(self._on_build):
-                    self._obey(message)
+            with neutral(), watched(self._on_build):  # once: nobody else's code runs in this thread
+                self._run()
         finally:
             self._runner.close()
+
+    def _run(self) -> None:
+        while True:
+            is_done = bool(self._pending) and self._pending[0][1].is_done
+            message = None if is_done else self._take(self._patience())
+            if isinstance(message, Shutdown):
+                return
+            self._obey(message)
 
     def _patience(self) -> float | None:
         """How long to wait for a message: a step in flight is read as soon as it is done."""
