@@ -150,17 +150,26 @@ class _Line:
     def take(self, seconds: float | None) -> Any:
         """See WorkerLine."""
         self._is_building = False
-        while True:
-            frame = self._commands.peek()
-            if frame is not None:
-                with frame:
-                    message = wire.decode(frame)
-                self._commands.pass_by()
-                return message
-            if seconds is not None and not select.select([self._bell], [], [], seconds)[0]:
+        while (frame := self._commands.peek()) is None:
+            if not self._sleep(seconds):
                 return None
+        with frame:
+            message = wire.decode(frame)
+        self._commands.pass_by()
+        return message
+
+    def _sleep(self, seconds: float | None) -> bool:
+        """Sleep until there may be a message; False where none came within so many seconds."""
+        try:
+            if not self._commands.begin_wait():
+                return True
+            if seconds is not None and not select.select([self._bell], [], [], seconds)[0]:
+                return False
             if not self._hush():  # who sends is no more
                 os.killpg(os.getpgrp(), signal.SIGKILL)
+            return True
+        finally:
+            self._commands.end_wait()
 
     def _hush(self) -> bool:
         """Take what has been rung, waiting for it; False where nobody can ring any more."""
@@ -175,8 +184,9 @@ class _Line:
         with self._lock:
             while not self._answers.write(frame):
                 time.sleep(FULL_RING_SECONDS)
-            with suppress(OSError):  # who reads is no more, which ends this process soon
-                self._bell.send(b"\0", socket.MSG_DONTWAIT)
+            if self._answers.waiting_readers():
+                with suppress(OSError):  # who reads is no more, which ends this process soon
+                    self._bell.send(b"\0", socket.MSG_DONTWAIT)
 
     def beat(self) -> None:
         """Say that this process lives."""

@@ -97,7 +97,6 @@ class RemoteExecutor:
         step = self._answers.expect_step(self._number)
         known = self._answers.last_failure
         try:
-            self._workers.look()
             self._workers.send(ExecuteStep(number=step.number, known_failure=known, plan=plan))
         except Exception as error:
             return _Sent(self, step, error)

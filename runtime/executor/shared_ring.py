@@ -1,9 +1,9 @@
 """A ring of messages in memory that processes share: one writes, some read, and nothing of it has a name.
 
 The memory is a file without a name, so that whatever ends the processes leaves nothing behind. Who waits for
-a message sleeps on a socket of its own; a byte there only says that it is worth looking. To look again, or to
-be interrupted at any line, loses no message: one is there when the count of messages says so, and read when
-its reader says so.
+a message says so here, and sleeps on a socket of its own; a byte there only says that it is worth looking. To
+look again, or to be interrupted at any line, loses no message: one is there when the count of messages says
+so, and read when its reader says so.
 """
 
 import mmap
@@ -32,7 +32,9 @@ class SharedRing:
 
     def __init__(self, fd: int, num_readers: int, reader: int | None = None) -> None:
         """reader: this process's number among the readers, None for the writer. The fd can be closed then."""
-        self._num_readers, self._reader = num_readers, reader
+        lines = [LINE // WORD * number for number in range(1, num_readers + 2)]
+        self._readers, self._places = lines[:-1], lines[-1]  # where the words of each, and of frames, begin
+        self._own = None if reader is None else self._readers[reader]
         self._start = LINE * (1 + num_readers) + 2 * WORD * NUM_PLACES
         self._map = mmap.mmap(fd, self._start + CAPACITY)
         self._memory = memoryview(self._map)
@@ -52,37 +54,58 @@ class SharedRing:
 
         WireError for a frame that is larger than the ring.
         """
-        if len(frame) > CAPACITY:
-            raise WireError(f"a frame has {len(frame)} bytes; wanted at most {CAPACITY}")
-        written, oldest = self._written, min(self._read_by(number) for number in range(self._num_readers))
-        if written - oldest >= NUM_PLACES:
-            return False
-        start = self._room(len(frame), written, oldest)
+        size, words = len(frame), self._words
+        if size > CAPACITY:
+            raise WireError(f"a frame has {size} bytes; wanted at most {CAPACITY}")
+        written = words[0]
+        start = self._room(size, written, min([words[place] for place in self._readers]))
         if start is None:
             return False
-        self._memory[self._start + start : self._start + start + len(frame)] = frame
+        self._memory[self._start + start : self._start + start + size] = frame
         place = self._place(written)
-        self._words[place], self._words[place + 1] = start, len(frame)
-        self._end = start + len(frame)
+        words[place], words[place + 1] = start, size
+        self._end = start + size
         self._pass_fence()
-        self._words[0] = written + 1
+        words[0] = written + 1
         return True
 
     def peek(self) -> memoryview | None:
         """The oldest frame that was not read, as it lies there until pass_by(); None where there is none."""
-        assert self._reader is not None, "the writer reads nothing"
-        read = self._read_by(self._reader)
-        if read == self._written:
+        assert self._own is not None, "the writer reads nothing"
+        words = self._words
+        read = words[self._own]
+        if read == words[0]:
             return None
         self._pass_fence()
         place = self._place(read)
-        start, size = self._start + self._words[place], self._words[place + 1]
-        return self._memory[start : start + size]
+        start = self._start + words[place]
+        return self._memory[start : start + words[place + 1]]
 
     def pass_by(self) -> None:
         """The frame of peek() was read."""
-        assert self._reader is not None, "the writer reads nothing"
-        self._words[self._word_of(self._reader)] += 1
+        assert self._own is not None, "the writer reads nothing"
+        self._words[self._own] += 1
+
+    def begin_wait(self) -> bool:
+        """Say that this reader is about to sleep, and is to be woken; False where it is not to: it can read.
+
+        Either the writer sees that, or this reader its frame: each writes its own word before it reads the
+        other's.
+        """
+        assert self._own is not None, "the writer reads nothing"
+        self._words[self._own + 1] = True
+        self._pass_whole_fence()
+        return self._words[self._own] == self._words[0]
+
+    def end_wait(self) -> None:
+        """Say that this reader is awake, and looks by itself."""
+        assert self._own is not None, "the writer reads nothing"
+        self._words[self._own + 1] = False
+
+    def waiting_readers(self) -> list[int]:
+        """The numbers of readers to be woken after a write; perhaps in vain of one that was interrupted."""
+        self._pass_whole_fence()
+        return [number for number, place in enumerate(self._readers) if self._words[place + 1]]
 
     def beat(self, nanoseconds: int, is_building: bool) -> None:
         """Say that the writer lives, and whether it builds something that may hold up all of its threads."""
@@ -99,25 +122,16 @@ class SharedRing:
         self._memory.release()
         self._map.close()
 
-    @property
-    def _written(self) -> int:
-        return self._words[0]
-
-    def _read_by(self, reader: int) -> int:
-        return self._words[self._word_of(reader)]
-
-    @staticmethod
-    def _word_of(reader: int) -> int:
-        return LINE // WORD * (1 + reader)
-
     def _place(self, number: int) -> int:
         """Where the start of a frame stands, and its size after it."""
-        return LINE // WORD * (1 + self._num_readers) + 2 * (number % NUM_PLACES)
+        return self._places + 2 * (number % NUM_PLACES)
 
     def _room(self, size: int, written: int, oldest: int) -> int | None:
         """Where so many bytes are free: at the beginning when all was read, so that little memory is used."""
         if written == oldest:
             return 0
+        if written - oldest >= NUM_PLACES:
+            return None
         first = self._words[self._place(oldest)]
         if self._end < first:  # the newest lie at the beginning again
             return self._end if self._end + size < first else None
@@ -127,5 +141,12 @@ class SharedRing:
 
     def _pass_fence(self) -> None:
         """No word is read or written before what stands before it: a lock orders memory as it is taken."""
+        with self._fence:
+            pass
+
+    def _pass_whole_fence(self) -> None:
+        """Nor is a word read before what is written before it: no lock is taken before it was let go of."""
+        with self._fence:
+            pass
         with self._fence:
             pass

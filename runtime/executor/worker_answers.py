@@ -73,7 +73,8 @@ class WorkerAnswers:
 
     def outcome(self, step: SentStep) -> RunnerOutput | None:
         """What a step came to; None while that is open, and once ranks have parted."""
-        failed, answer = step.failed_ranks(), step.answers.get(self._answering)
+        answer = step.answers.get(self._answering)
+        failed = [] if step.first_failure is None else step.failed_ranks()
         if not failed:
             return None if answer is None or answer.is_passed_on else answer.output
         if not self._are_whole_stages(failed):

@@ -1,7 +1,7 @@
 """Workers in processes of their own, as the executor reaches them: rings of commands and of answers.
 
-A socket joins this process with each worker. A byte on it says that a ring is worth looking at; its end says
-that the process at the other end is no more, whatever ended it. Nothing of all this has a name in any folder.
+A socket joins this process with each worker. A byte on it wakes who sleeps, as a ring is worth looking at.
+Its end says that the process there is no more, whatever ended it. Nothing of this has a name in any folder.
 """
 
 import atexit
@@ -144,15 +144,15 @@ class WorkerProcesses:
         while not self._commands.write(frame):  # they are far behind
             self._look_around(FULL_RING_SECONDS)
             self.check()
-        for link in self._links:
-            link.ring()
+        for rank in self._commands.waiting_readers():
+            self._links[rank].ring()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Receive messages until it is done. EngineDeadError where a worker is lost."""
         while not is_done():
             if not self._take_answers():
                 self.check()
-                self._look_around(BEAT_SECONDS)
+                self._sleep()
 
     def check(self) -> None:
         """EngineDeadError where a worker is lost, as far as that is known."""
@@ -213,6 +213,17 @@ class WorkerProcesses:
                     link.answers.pass_by()
                 is_any = True
         return is_any
+
+    def _sleep(self) -> None:
+        """Sleep until there is an answer, or a worker is no more; not for long."""
+        rings = [link.answers for link in self._links]
+        try:
+            if all(ring.begin_wait() for ring in rings):
+                self._look_around(BEAT_SECONDS)
+        finally:
+            if self.lost is None:
+                for ring in rings:
+                    ring.end_wait()
 
     def _look_around(self, seconds: float) -> None:
         """Sleep until a worker has rung, at most so long; see to those that are no more."""

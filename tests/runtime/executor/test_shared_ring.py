@@ -104,6 +104,56 @@ def test_a_write_that_was_interrupted_before_its_end_never_was(make_ring):
     assert reader.peek() is None
 
 
+def test_a_reader_with_nothing_to_read_is_named_to_the_writer_until_it_is_awake(make_ring):
+    writer, first, second = make_ring(2)
+    assert writer.waiting_readers() == []
+    assert second.begin_wait()
+    assert writer.write(b"a")
+    assert writer.waiting_readers() == [1]
+    assert not first.begin_wait(), "there is a frame to read"
+    first.end_wait()
+    second.end_wait()
+    assert writer.waiting_readers() == []
+
+
+class Interrupted:
+    """Words of a ring, before the n-th use of which something happens."""
+
+    def __init__(self, words, number, happen):
+        self._words, self._left, self._happen = words, number, happen
+
+    def _use(self):
+        self._left -= 1
+        if self._left == 0:
+            self._happen()
+
+    def __getitem__(self, place):
+        self._use()
+        return self._words[place]
+
+    def __setitem__(self, place, value):
+        self._use()
+        self._words[place] = value
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_whenever_a_frame_comes_a_reader_stays_awake_or_is_woken(make_ring, number):
+    writer, reader = make_ring(1)
+    woken = []
+
+    def write():
+        assert writer.write(b"a")
+        woken.extend(writer.waiting_readers())
+
+    words = reader._words
+    reader._words = Interrupted(words, number, write)
+    sleeps = reader.begin_wait()
+    reader._words = words
+    with reader.peek() as frame:
+        assert bytes(frame) == b"a"
+    assert not sleeps or woken == [0]
+
+
 def test_a_heartbeat_is_seen_by_the_reader(make_ring):
     writer, reader = make_ring(1)
     assert reader.last_beat == (0, False)
