@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ...common.errors import LoadError, UnsupportedError
+from ...common.patterns import shared_steps
 from ..checkpoints.shards import listed
 from ..fields import whole_file
 from ..quantization.model_schemes import ModelSchemes
@@ -50,6 +51,7 @@ def adaptable(specs: Mapping[str, ParameterSpec]) -> dict[str, ParameterSpec]:
     return {name: spec for name, spec in specs.items() if spec.projection and name != "lm_head"}
 
 
+@shared_steps()
 def read_adapter(
     folder: Path, specs: Mapping[str, ParameterSpec], *, max_rank: int, dtype: torch.dtype
 ) -> Adapter:

@@ -2,16 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...common.errors import UnsupportedError, shown
+from ...common.errors import ConfigError, UnsupportedError, shown
+from ...common.patterns import matches, matches_whole
 from ..fields import Fields, read_json
 
 CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
+MOST_ALPHA = 3.4028234663852886e38  # the largest number of float32
 # What changes how an adapter computes and is not served, with what is.
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_dora": ((False,), "false: weights of DoRA have a magnitude of their own; merge it into the model"),
@@ -68,10 +70,11 @@ class PeftConfig:
     def _is_in_layers(self, module: str) -> bool:
         if self.layers is None:
             return True
-        forms = [rf"(?:^|.*?\.){pattern}\.(\d+)\." for pattern in self.layers_pattern]
-        for form in forms or [r".*?\.[^.]*\.(\d+)\."]:
-            if match := re.match(form, module):
-                return int(match[1]) in self.layers
+        before = [rf"(?:^|.*\.){pattern}\." for pattern in self.layers_pattern] or [r".*\.[^.]*\."]
+        for form in before:
+            for number in re.findall(r"\.(\d+)(?=\.)", module):
+                if _fits(matches, rf"{form}{number}\.", module):
+                    return int(number) in self.layers
         return False
 
 
@@ -98,7 +101,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     layers, pattern = (fields.values.get(name) for name in ("layers_to_transform", "layers_pattern"))
     config = PeftConfig(
         rank=fields.integer("r", 8),
-        alpha=fields.number("lora_alpha", 8.0),
+        alpha=_alpha(fields),
         is_rank_stabilized=fields.boolean("use_rslora", False),
         targets=_one_or_many(fields, "target_modules"),
         excluded=_one_or_many(fields, "exclude_modules", ()),
@@ -110,6 +113,13 @@ def read_peft_config(folder: Path) -> PeftConfig:
     if config.layers is not None and isinstance(config.targets, str):
         raise fields.error("layers_to_transform", layers, "none where target_modules is a pattern")
     return config
+
+
+def _alpha(fields: Fields) -> float:
+    alpha: float = fields.number("lora_alpha", 8.0)
+    if abs(alpha) > MOST_ALPHA:
+        raise fields.error("lora_alpha", alpha, "a number that float32 holds")
+    return alpha
 
 
 def _layers(fields: Fields, value: Any) -> tuple[int, ...] | None:
@@ -137,8 +147,8 @@ def _pattern(fields: Fields, name: str, *, whole: bool) -> dict[str, Any]:
     found = fields.object(name)
     for key, value in found.items():
         _check_pattern(fields, name, key)
-        is_right = type(value) is int or (not whole and type(value) is float and math.isfinite(value))
-        if not is_right or value < (1 if whole else 0):
+        is_right = type(value) is int or (not whole and type(value) is float)
+        if not is_right or not (1 if whole else 0) <= value <= MOST_ALPHA:
             raise fields.error(
                 name, found, f"{'integers >= 1' if whole else 'numbers >= 0'} by names of modules"
             )
@@ -155,10 +165,19 @@ def _check_pattern(fields: Fields, name: str, pattern: str) -> None:
 def _names(names: str | tuple[str, ...], module: str) -> bool:
     """Whether a pattern is that of a module's whole name, or any of these its name or end."""
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return _fits(matches_whole, names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _pattern_of(patterns: Iterable[str], module: str) -> str:
     """The first pattern that is that of a module's name, or of its end; else the name."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+    return next((key for key in patterns if _fits(matches, rf"(.*\.)?({key})$", module)), module)
+
+
+def _fits(how: Callable[[str, str], bool], pattern: str, module: str) -> bool:
+    try:
+        return how(pattern, module)
+    except re.error as error:
+        raise ConfigError(
+            f"{CONFIG_NAME} has the pattern {shown(pattern)}: {error}; wanted another"
+        ) from error

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...common.patterns import searches
 from .negation import negated
 from .open_names import without
 from .whole_schema import TooMuchError, Whole
@@ -118,7 +119,10 @@ def _named_by(schema: dict[str, Any], names: Any) -> dict[str, Any]:
     pattern = _pattern_of(asked) if allowed is None else None
     if pattern is None:
         return {**schema, "propertyNames": names}
-    own = {name: value for name, value in listed.items() if re.search(pattern, name)}
+    try:
+        own = {name: value for name, value in listed.items() if searches(pattern, name)}
+    except re.error:
+        return {**schema, "propertyNames": names}
     if others is False:
         return {**schema, "properties": own}
     if own and others not in (True, {}):

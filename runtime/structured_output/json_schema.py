@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...common.errors import RequestError, shown
+from ...common.patterns import shared_steps
 from .conditions import CONDITIONS, HANGS_ON_IF, without_conditions
 from .lookarounds import without_lookarounds
 from .one_of import exclusive
@@ -26,6 +27,7 @@ DEFINITIONS = ("$defs", "definitions")
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")  # with a list of them
 
 
+@shared_steps()
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a schema whose every instance is one of the given schema's, without what says nothing.
 

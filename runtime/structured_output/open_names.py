@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ...common.patterns import searches
+
 MAX_NAMES = 50_000  # characters in all of names to hold others apart from
 MAX_NAME = 80  # and of one, as each character nests the pattern once
 BEGINNING = re.compile(r"\^((?:[A-Za-z0-9_@/ -]|\\[-./$@])+)(?:\.\*\$?|\.\+\$?)?")
@@ -54,9 +56,9 @@ def _pattern_of_others(others: Any, names: Collection[str], patterns: Mapping[st
 
 def _matches(name: str, patterns: Mapping[str, Any]) -> bool:
     try:
-        return any(re.search(pattern, name) for pattern in patterns)
-    except re.error:
-        return False
+        return any(searches(pattern, name) for pattern in patterns)
+    except re.error:  # who enforces the whole decides
+        return True
 
 
 def without(names: Collection[str], beginnings: Collection[str]) -> str | None:

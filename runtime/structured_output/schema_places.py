@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...common.patterns import searches
 from .whole_schema import Whole
 
 WAYS = ("allOf", "anyOf", "oneOf")
@@ -75,7 +76,7 @@ def _of_name(schema: Mapping[str, Any], name: str) -> Iterator[Any]:
 
 def _may_match(pattern: str, name: str) -> bool:
     try:
-        return re.search(pattern, name) is not None
+        return searches(pattern, name)
     except re.error:
         return True
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....common.errors import UnsupportedError, shown
+from ....common.errors import ConfigError, UnsupportedError, shown
+from ....common.patterns import PatternError, matches
 from ...fields import Fields
 from .formats import Format
 
@@ -63,7 +64,9 @@ def is_named(module: str, names: Sequence[str]) -> bool:
 
 def _matches(pattern: str, name: str) -> bool:
     try:
-        return re.match(pattern, name) is not None
+        return matches(pattern, name)
+    except PatternError as error:
+        raise ConfigError(f"{shown(pattern)} cannot be matched with modules: {error}") from error
     except re.error:
         return False
 
@@ -71,6 +74,6 @@ def _matches(pattern: str, name: str) -> bool:
 def matches_expression(fields: Fields, field: str, pattern: str, name: str) -> bool:
     """Whether a regular expression of the config matches the beginning of a name; ConfigError for none."""
     try:
-        return re.match(pattern, name) is not None
+        return matches(pattern, name)
     except re.error as error:
         raise fields.error(field, pattern, f"a regular expression ({error})") from error
