@@ -22,7 +22,7 @@ from lamina import Runtime, SamplingParams
 
 RESULT = Path(__file__).resolve().parent / "results" / "rank_steps.json"
 PROMPT, DECODED = 160, 48
-ENDS_A_STEP = "choose"  # in the name of the kernel that chooses tokens, once a step
+ENDS_A_STEP = "DtoH"  # in the name of the copy of what was chosen
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
