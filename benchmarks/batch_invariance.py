@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     workloads.SHAPES["qwen3-4b"] = QWEN3
     _fixed_splits.ENABLED, _fixed_splits.SPLIT_KEYS = options.fixed_splits, options.split_keys
-    _fixed_splits.WHOLE_KEYS = options.split_keys * 3 // 2
+    _fixed_splits.WHOLE_KEYS = options.split_keys
     document: dict[str, Any] = {
         "machine": describe_machine(),
         "context": options.context,

@@ -112,10 +112,17 @@ inline void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
 }
 
-// Prefetch beside a block of tokens: every `period`th tile, after `steps`, of the strips `rows` further down.
+// Prefetch beside a block of tokens, every `period`th tile, after `steps`: what lies `columns` further on in the rows,
+// and behind their end in the strips `rows` further down.
 struct Prefetch {
-  int64_t rows;
+  int64_t rows, columns;
   int period, steps;
+
+  void tiles(const TileRows* strips, int64_t from, int64_t depth) const {
+    const int64_t at = from + columns;
+    const bool is_below = at >= depth;
+    for (int s = 0; s < 2; s++) strips[s].prefetch(is_below ? at - depth : at, is_below ? rows : 0);
+  }
 };
 
 inline void clear_sums() {
@@ -139,7 +146,7 @@ inline void add_tiles(const TileRows* strips, const BFloat16* x, int64_t group_s
     load_tile<5>(b, row_bytes[1]);
     _tile_dpbf16ps(1, 5, 6);
     if (--ahead.steps < 0) {
-      strips[0].prefetch(from, ahead.rows), strips[1].prefetch(from, ahead.rows);
+      ahead.tiles(strips, from, depth);
       ahead.steps = ahead.period - 1;
     }
     if (groups == 2) {

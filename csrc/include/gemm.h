@@ -17,6 +17,10 @@ namespace lamina {
 
 constexpr int kBlockTokens = 64;               // of which a unit's sums are kept before they are written
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking threads costs more than it saves
+// Short rows are fetched ahead of their use a whole unit further down, long ones so much further on in themselves:
+// units are few where rows are long, and a thread's first one would come late, and what follows its last one for
+// nothing.
+constexpr int64_t kLongRow = 8192, kBytesAhead = 1024;  // bytes
 
 // kLanes rows of weights, or fewer at the end of a matrix.
 template <typename W>
@@ -32,6 +36,12 @@ struct Unit {
   Strip<W> strips[2];
   int64_t rows_ahead;  // from a strip to the one the same thread takes next
 };
+
+// Columns of type W between what is read and what is fetched meanwhile; all of a row where that is short.
+template <typename W>
+constexpr int64_t columns_ahead(int64_t depth) {
+  return depth * static_cast<int64_t>(sizeof(W)) > kLongRow ? kBytesAhead / static_cast<int64_t>(sizeof(W)) : depth;
+}
 
 // How `DotKernel` multiplies a vector of weights of type W by x of type T: as floats, or in pairs where the CPU
 // multiplies those.
@@ -86,7 +96,8 @@ class DotKernel {
   using Packed = typename LaneOps<T, W>::Packed;
   static constexpr int kStep = LaneOps<T, W>::kStep;
 
-  explicit DotKernel(int64_t depth) : depth_(depth), row_((depth + kStep - 1) / kStep * kStep) {}
+  explicit DotKernel(int64_t depth)
+      : depth_(depth), row_((depth + kStep - 1) / kStep * kStep), ahead_(columns_ahead<W>(depth)) {}
 
   static constexpr int kPackTokens = 1;
   struct Scope {};
@@ -128,12 +139,14 @@ class DotKernel {
   }
 
   template <int rows, int tokens>
-  void block(const W* const* weights, const Packed* x, int64_t ahead, Vec* parts) const {
+  void block(const W* const* weights, const Packed* x, int64_t below, Vec* parts) const {
     Vec sum[rows][tokens] = {};
     int64_t k = 0;
     for (; k + kStep <= depth_; k += kStep) {
-      if (ahead != 0)
-        for (int r = 0; r < rows; r++) __builtin_prefetch(weights[r] + ahead + k, 0, 2);
+      if (below != 0) {
+        const int64_t at = k + ahead_ + (k + ahead_ < depth_ ? 0 : below - depth_);
+        for (int r = 0; r < rows; r++) __builtin_prefetch(weights[r] + at, 0, 2);
+      }
       for (int r = 0; r < rows; r++)
         for (int t = 0; t < tokens; t++)
           sum[r][t] = LaneOps<T, W>::multiply_add(sum[r][t], weights[r] + k, x + t * row_ + k);
@@ -149,7 +162,7 @@ class DotKernel {
       for (int t = 0; t < tokens; t++) parts[t * kLanes + r] = sum[r][t];
   }
 
-  int64_t depth_, row_;
+  int64_t depth_, row_, ahead_;
 };
 
 #if defined(LAMINA_AMX)
@@ -178,7 +191,8 @@ class AmxKernel {
     x += first / kTileRows * group_;
     const int blocks = static_cast<int>((all + 2 * kTileRows - 1) / (2 * kTileRows));
     for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group_) {
-      const Prefetch ahead{unit.rows_ahead, blocks, static_cast<int>((first + t) / (2 * kTileRows))};
+      const int64_t columns = blocks == 1 ? columns_ahead<BFloat16>(depth_) : depth_;
+      const Prefetch ahead{unit.rows_ahead, columns, blocks, static_cast<int>((first + t) / (2 * kTileRows))};
       clear_sums();
       if (tokens - t <= kTileRows) {
         add_tiles<1>(strips, x, group_, depth_, ahead);
@@ -268,7 +282,7 @@ class AmxInt8Kernel {
   int64_t group() const { return padded_ * kTileRows; }
 
   void add(int tokens, const std::array<TileRows, 2>& strips, const BFloat16* x, int64_t count) const {
-    const Prefetch nothing{0, 1 << 30, 1 << 30};
+    const Prefetch nothing{0, 0, 1 << 30, 1 << 30};
     tokens <= kTileRows ? add_tiles<1>(strips.data(), x, group(), count, nothing)
                         : add_tiles<2>(strips.data(), x, group(), count, nothing);
   }

@@ -17,7 +17,7 @@ from .._shared.layout import with_dense_heads
 from ._arguments import LAYOUT, check, check_rows, packed_launch, shapes_of, sizes_of
 from ._plan import HOPPER, NO_LIMIT, KernelShape, Launch, Limits, div_up, num_tiles
 
-ENABLED = False  # it has run on no GPU yet: tests ask for it
+ENABLED = True  # benchmarks compare it with one split
 SOURCE = "fixed_splits"  # csrc/paged_attention/fixed_splits.cu: a library of its own, built where it is used
 FIXED_LAYOUT = f"{LAYOUT}10qd5q"  # of struct FixedSplitArguments, without the stream
 DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -27,7 +27,7 @@ SPLIT_KEYS = 512  # whole tiles of 128; of another number results have other bit
 DECODE_ROWS = 64  # query rows of a key-value head that the kernels for decode take
 MIXED_ROWS = 16  # and that they take beside prompts: more of them leave less room for splits
 # Sequences of up to so many keys are not divided: where the GPU has room for two blocks each, and where not.
-WHOLE_KEYS, WHOLE_KEYS_OF_MANY = SPLIT_KEYS * 3 // 2, 4096
+WHOLE_KEYS, WHOLE_KEYS_OF_MANY = SPLIT_KEYS, 4096
 WORKSPACE_FLOATS = 1 << 22  # beyond which sequences are not divided either
 
 
@@ -53,8 +53,13 @@ def serves(dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
 
 
 def holds(query: Tensor, key: Tensor, scale: float, soft_cap: float) -> bool:
-    """Whether the kernel that rotates takes query heads [T, num_heads, head_dim] and scores like these."""
-    return query.shape[1] <= DECODE_ROWS * key.shape[1] and scale > 0 and soft_cap == 0
+    """Whether the kernel that rotates is to take query heads [T, num_heads, head_dim] and scores like these.
+
+    Of more sequences than the GPU has room for two blocks each a rotation ahead of the kernel is faster.
+    """
+    if query.shape[1] > DECODE_ROWS * key.shape[1] or scale <= 0 or soft_cap != 0:
+        return False
+    return _has_room(shapes_of(query, SOURCE)(ROTATING_DECODE), query.shape[0] * key.shape[1])
 
 
 @functools.cache
@@ -189,7 +194,7 @@ def plan(
         kernel = ROTATING_DECODE if rotates else DECODE
         units, shape = num_seqs * num_kv_heads, shape_of(kernel)
         partial_rows = div_up(most_rows, 4) * 4
-        whole = WHOLE_KEYS if shape.blocks >= 2 * units else WHOLE_KEYS_OF_MANY
+        whole = WHOLE_KEYS if _has_room(shape, units) else WHOLE_KEYS_OF_MANY
         splits = div_up(capacity, split_keys) if capacity > whole else 1
         aside, of_slot = _floats_aside(shape, head_dim), partial_rows * (head_dim + 2)
         room = max(0, (WORKSPACE_FLOATS - aside) // of_slot)
@@ -211,6 +216,11 @@ def plan(
     if num_seqs == 1 or beside > DECODE_ROWS:
         return (prefill(0),)
     return prefill(beside), decode(beside, beside)
+
+
+def _has_room(shape: KernelShape, units: int) -> bool:
+    """Whether two blocks of so many sequences' key-value heads each run at once."""
+    return shape.blocks >= 2 * units
 
 
 def _limits(shape: KernelShape, tiles: int, splits: int, min_rows: int, max_rows: int) -> Limits:
