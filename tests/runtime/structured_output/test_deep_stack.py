@@ -4,13 +4,15 @@ import subprocess
 import sys
 
 SCRIPT = """
-import resource
+import os, resource, time
 from pathlib import Path
 from lamina.runtime.structured_output.deep_stack import STACK, call_deep
 
+outcomes, num_threads = set(), len(os.listdir("/proc/self/task"))
 assert call_deep(lambda: "returned") == "returned"
-outcomes = set()
 for beyond_the_stack in range(0, 1 << 20, 1 << 12):
+    while len(os.listdir("/proc/self/task")) > num_threads:  # the last one still has its stack
+        time.sleep(0.001)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + STACK + beyond_the_stack, resource.RLIM_INFINITY))
     try:
