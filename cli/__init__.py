@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from ..common.errors import LaminaError
 from ..common.interrupts import exit_on_interrupt
-from ..common.memory_errors import is_out_of_memory, told_briefly
+from ..common.memory_errors import in_brief, is_out_of_memory
 from . import cache, chat, evaluate, explain, generate, info, quantize, replay, serve, verify, warmup
 from .option_names import GroupOfCommands
 from .standard_streams import OutputError, checked_output
@@ -74,7 +74,7 @@ def main() -> None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        typer.echo(f"lamina: memory ran out: {told_briefly(error)}; give the process more", err=True)
+        typer.echo(f"lamina: memory ran out: {in_brief(error)}; give the process more", err=True)
         sys.exit(2)
     finally:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)

@@ -19,7 +19,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-def told_briefly(error: BaseException) -> str:
+def in_brief(error: BaseException) -> str:
     """Returns the first line of what was said of it, or what is known where that is nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else "an allocation was refused"
@@ -35,4 +35,4 @@ def memory_explained(what: str, remedy: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise LoadError(f"memory ran out while {what}: {told_briefly(error)}; {remedy}") from error
+        raise LoadError(f"memory ran out while {what}: {in_brief(error)}; {remedy}") from error

@@ -367,6 +367,8 @@ def _allowed_token_ids(ids: Any) -> tuple[int, ...] | None:
 # Beyond such penalties float32 has no products of them with logits.
 _REPETITION: dict[str, Any] = {"wanted": "1e-30 to 1e30; 1 is neutral", "low": 1e-30, "high": 1e30}
 _PENALTY: dict[str, Any] = {"wanted": "-2 to 2", "low": -2.0, "high": 2.0, "optional": False}
+_SHARE: dict[str, Any] = {"wanted": "above 0, at most 1", "high": 1.0, "zero": False}
+_SEED: dict[str, Any] = {"wanted": "a 64-bit one", "low": -SEED_LIMIT, "high": SEED_LIMIT - 1}
 # Of each field what it is where it is left open, what that is stored as, and what any other value becomes.
 _CHECKS: dict[str, tuple[object, object, Callable[[Any], object]]] = {
     "n": (1, 1, partial(integer, "n", wanted="at least 1", low=1, high=MAX_ANSWERS, optional=False)),
@@ -376,13 +378,9 @@ _CHECKS: dict[str, tuple[object, object, Callable[[Any], object]]] = {
     "min_tokens": (0, 0, partial(integer, "min_tokens", wanted="0 or more", low=0, optional=False)),
     "temperature": (None, None, partial(number, "temperature", wanted="0 (greedy) to 3e38", high=3e38)),
     "top_k": (None, None, partial(integer, "top_k", wanted="at least 1, or 0 for off", low=-1)),
-    "top_p": (None, None, partial(number, "top_p", wanted="above 0, at most 1", high=1.0, zero=False)),
+    "top_p": (None, None, partial(number, "top_p", **_SHARE)),
     "min_p": (None, None, partial(number, "min_p", wanted="0 to 1", high=1.0)),
-    "typical_p": (
-        None,
-        None,
-        partial(number, "typical_p", wanted="above 0, at most 1", high=1.0, zero=False),
-    ),
+    "typical_p": (None, None, partial(number, "typical_p", **_SHARE)),
     "presence_penalty": (0.0, 0.0, partial(number, "presence_penalty", **_PENALTY)),
     "frequency_penalty": (0.0, 0.0, partial(number, "frequency_penalty", **_PENALTY)),
     "repetition_penalty": (None, None, partial(number, "repetition_penalty", **_REPETITION)),
@@ -391,11 +389,7 @@ _CHECKS: dict[str, tuple[object, object, Callable[[Any], object]]] = {
     "bad_words": (None, (), _bad_words),
     "structured_outputs": (None, None, _structured_outputs),
     "logits_processors": (None, (), _processors),
-    "seed": (
-        None,
-        None,
-        partial(integer, "seed", wanted="a 64-bit one", low=-SEED_LIMIT, high=SEED_LIMIT - 1),
-    ),
+    "seed": (None, None, partial(integer, "seed", **_SEED)),
     "stop": (None, (), _stop_strings),
     "stop_token_ids": (None, (), partial(token_ids, "stop_token_ids", most=MAX_STOPS)),
     "ignore_eos": (False, False, partial(_flag, "ignore_eos")),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lamina.common.errors import ConfigError, LoadError
-from lamina.common.memory_errors import is_out_of_memory, memory_explained, told_briefly
+from lamina.common.memory_errors import in_brief, is_out_of_memory, memory_explained
 
 
 def _huge_tensor():
@@ -43,4 +43,4 @@ def test_other_errors_pass(error):
 
 
 def test_an_error_without_a_word_is_still_a_sentence():
-    assert told_briefly(MemoryError()) == "an allocation was refused"
+    assert in_brief(MemoryError()) == "an allocation was refused"
