@@ -20,8 +20,6 @@ from .linear_silu_and_mul.op import linear_silu_and_mul
 from .linear_w4a16.op import linear_w4a16
 from .linear_w8a8.op import linear_w8a8
 from .lora.op import lora
-from .lora_add_rms_norm.op import lora_add_rms_norm
-from .lora_silu_and_mul.op import lora_silu_and_mul
 from .mlp_w8a8.op import mlp_w8a8
 from .paged_attention.op import paged_attention
 from .propose_ngram.op import propose_ngram
@@ -60,8 +58,6 @@ __all__ = [
     "linear_w4a16",
     "lora",
     "mlp_w8a8",
-    "lora_add_rms_norm",
-    "lora_silu_and_mul",
     "paged_attention",
     "propose_ngram",
     "qk_norm",

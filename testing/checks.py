@@ -16,8 +16,6 @@ from ..custom_ops.all_reduce_add_rms_norm.reference import all_reduce_add_rms_no
 from ..custom_ops.linear.reference import linear
 from ..custom_ops.linear_silu_and_mul.reference import linear_silu_and_mul
 from ..custom_ops.lora.reference import lora
-from ..custom_ops.lora_add_rms_norm.reference import lora_add_rms_norm
-from ..custom_ops.lora_silu_and_mul.reference import lora_silu_and_mul
 from ..custom_ops.qk_norm.reference import qk_norm
 from ..custom_ops.rms_norm_quantized.reference import rms_norm_quantized
 from ..custom_ops.silu_and_mul.reference import silu_and_mul
@@ -65,8 +63,6 @@ FORMULAS: Formulas = {
     OPS.qk_norm.default: qk_norm,
     OPS.all_reduce_add_rms_norm.default: all_reduce_add_rms_norm,
     OPS.lora.default: lora,
-    OPS.lora_add_rms_norm.default: lora_add_rms_norm,
-    OPS.lora_silu_and_mul.default: lora_silu_and_mul,
     OPS.linear_w4a16.default: linear_w4a16,
     OPS.mlp_w8a8.default: mlp_w8a8,
 }

@@ -36,8 +36,6 @@ GATES = (torch.ops.lamina.silu_and_mul.default, torch.ops.lamina.gelu_and_mul.de
 BEGIN_EARLY: Mapping[Any, tuple[str, tuple[Any, ...]]] = {
     torch.ops.lamina.linear_w4a16.default: ("linear_w4a16", NORMS),
     torch.ops.lamina.lora.default: ("lora", (*NORMS, *GATES)),
-    torch.ops.lamina.lora_add_rms_norm.default: ("lora_add_rms_norm", (*NORMS, *GATES)),
-    torch.ops.lamina.lora_silu_and_mul.default: ("lora_silu_and_mul", (*NORMS, *GATES)),
 }
 
 

@@ -20,7 +20,6 @@ from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
 from .linear_silu_and_mul import LINEAR_SILU_AND_MUL
-from .lora import LORA_GATE, LORA_NORM
 from .lower import LOWER
 from .mlp_w8a8 import MLP_W8A8
 from .qk_norm import QK_NORM
@@ -46,8 +45,6 @@ PIPELINE: tuple[Pass, ...] = (
     MLP_W8A8,  # joins what the one before it has made
     GATED_W4A16,  # behind the names of gates
     LINEAR_SILU_AND_MUL,  # likewise, of what add_rms_norm_linear has left
-    LORA_GATE,  # behind the names of gates, and what others join with them
-    LORA_NORM,  # likewise of norms
     LOWER,  # last: turns what was named into what its provider runs
 )
 PASS_NAMES: tuple[str, ...] = tuple(step.name for step in PIPELINE)

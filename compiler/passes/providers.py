@@ -15,8 +15,6 @@ TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
         "linear_silu_and_mul": NARROW,
         "linear_w4a16": NARROW,
         "lora": NARROW,
-        "lora_add_rms_norm": NARROW,
-        "lora_silu_and_mul": NARROW,
         "qk_norm": NARROW,
         "rms_norm_quantized": NARROW,
         "act_and_mul_quantized": NARROW,

@@ -94,12 +94,6 @@ __device__ __forceinline__ float4 load_four(uint32_t offset) {
   return four;
 }
 
-__device__ __forceinline__ void store_four(uint32_t offset, const float4& four) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(offset), "f"(four.x), "f"(four.y), "f"(four.z),
-               "f"(four.w)
-               : "memory");
-}
-
 // Four words of it, or one.
 __device__ __forceinline__ uint4 load_words(uint32_t offset) {
   uint4 words;

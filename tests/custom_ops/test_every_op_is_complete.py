@@ -26,8 +26,6 @@ TWINS = {  # what serves GPUs that the CUDA kernel does not; else Triton
     "keep_typical": "reference",
     "linear_w8a8": "composed",
     "mlp_w8a8": "composed",
-    "lora_add_rms_norm": "composed",
-    "lora_silu_and_mul": "composed",
     "rms_norm_quantized": "composed",
     "top_logprobs": "reference",
 }

@@ -93,8 +93,6 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
         "mlp_w8a8": 0,
         "gated_w4a16": 0,  # of projections in four bits
         "linear_silu_and_mul": 0,  # behind no norm that takes it along
-        "lora_silu_and_mul": 0,  # of steps with adapters
-        "lora_add_rms_norm": 0,
     }
     full = silent | {"add_rms_norm": 2, "rms_norm": 0, "silu_and_mul": 1}
     assert found["first"] == silent | {

@@ -259,7 +259,6 @@ inline void __syncthreads() {
     while (own.sync_round == round) host::yield();
 }
 inline float __fdividef(float x, float y) { return x / y; }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 namespace lamina {
 
@@ -385,10 +384,6 @@ inline float4 load_four(uint32_t offset) {
   float4 four;
   std::memcpy(&four, &host::block().memory[offset], sizeof(four));
   return four;
-}
-inline void store_four(uint32_t offset, const float4& four) {
-  host::check_place(host::block(), offset, sizeof(four));
-  std::memcpy(&host::block().memory[offset], &four, sizeof(four));
 }
 inline float4 load_from_peer(uint32_t offset, uint32_t rank) {
   host::check(host::blocks[rank].num_alive > 0, "a block has ended that others still read");

@@ -1,5 +1,4 @@
-// csrc/lora's kernels on a host: that of all GPUs by clusters of blocks and by single ones, and that of clusters alone,
-// with what csrc/lora_silu_and_mul and csrc/lora_add_rms_norm have it do at its end.
+// csrc/lora's kernels on a host: that of all GPUs by clusters of blocks and by single ones, and that of clusters alone.
 #include "cluster.cuh"
 
 using cudaStream_t = void*;
@@ -10,8 +9,6 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 uint8_t shared[1];  // of which the place alone is asked for
 }  // namespace lamina
 #include "lora/cluster_kernel.cuh"
-#include "lora_add_rms_norm/kernel.cuh"
-#include "lora_silu_and_mul/kernel.cuh"
 
 template <typename T, int kWidth, int kTokens, int kCluster>
 void run_all(const lamina::Lora<T>& p) {
@@ -30,39 +27,21 @@ void run_in(const lamina::Lora<T>& p, int64_t cluster, int64_t tokens) {
     tokens == 1 ? run_all<T, kWidth, 1, 8>(p) : run_all<T, kWidth, 8, 8>(p);
 }
 
-enum End { kPlain, kGated, kNormed };
-
 struct HostArguments {
-  lamina::LoraAddNormArguments given;
+  lamina::LoraArguments given;
   int64_t is_vectors, cluster, tokens, seed;  // tokens: of a group
   int64_t chunks, rows;                       // that a thread of the kernel of clusters holds; 0: the other kernel
-  int64_t end;
 };
-
-template <typename T>
-void run_clusters(const lamina::Lora<T>& p, uint32_t bytes, const std::function<void()>& kernel) {
-  for (int cluster = 0; cluster < lamina::num_clusters(p) && host::failure.empty(); ++cluster)
-    host::run_cluster(static_cast<unsigned>(cluster * lamina::kSegments), lamina::kSegments, lamina::kLoraThreads,
-                      bytes, kernel);
-}
 
 template <int kChunks, int kRows>
 void run_by_adapters(const HostArguments& a) {
-  auto p = lamina::unpacked<Bf16>(a.given.lora);
-  const auto plain = lamina::ClusterMemory(0, lamina::rank_tiles<1>(p)).end();
-  if (a.end == kGated) p.tiled_parts = 1;
-  lamina::divide_by_clusters(p, static_cast<int>(a.given.lora.num_slots), 1);
+  auto p = lamina::unpacked<Bf16>(a.given);
+  lamina::divide_by_clusters(p, static_cast<int>(a.given.num_slots), 1);
   p.set_block_rows(kRows * lamina::kLoraThreads);
-  if (a.end == kPlain) return run_clusters(p, plain, [&] { lamina::lora_cluster_kernel<Bf16, kChunks, kRows>(p); });
-  if (a.end == kGated)
-    return run_clusters(p, lamina::ClusterMemory(0, lamina::rank_tiles<2>(p)).end(),
-                        [&] { lamina::lora_silu_and_mul_kernel<Bf16, kChunks, kRows>(p); });
-  lamina::divide_by_rows(p, static_cast<int>(a.given.lora.num_slots));
-  p.set_block_rows(kRows * lamina::kLoraThreads);
-  const auto norm = lamina::unpacked_norm<Bf16>(a.given);
-  host::check(lamina::norm_rows(p.num_rows) <= kRows, "a cluster has not all of a row");
-  run_clusters(p, plain + lamina::NormMemory::kBytes,
-               [&] { lamina::lora_add_rms_norm_kernel<Bf16, kChunks, kRows>(p, norm); });
+  const auto bytes = lamina::ClusterMemory(0, lamina::rank_tiles<1>(p)).end();
+  for (int cluster = 0; cluster < lamina::num_clusters(p) && host::failure.empty(); ++cluster)
+    host::run_cluster(static_cast<unsigned>(cluster * lamina::kSegments), lamina::kSegments, lamina::kLoraThreads,
+                      bytes, [&] { lamina::lora_cluster_kernel<Bf16, kChunks, kRows>(p); });
 }
 
 // What went wrong; empty where nothing did.
@@ -72,11 +51,11 @@ extern "C" const char* run(const HostArguments* a) {
     a->chunks == 2 && a->rows == 1   ? run_by_adapters<2, 1>(*a)
     : a->chunks == 2 && a->rows == 4 ? run_by_adapters<2, 4>(*a)
                                      : run_by_adapters<7, 2>(*a);
-  } else if (a->given.lora.dtype == 0) {
-    const auto p = lamina::unpacked<float>(a->given.lora);
+  } else if (a->given.dtype == 0) {
+    const auto p = lamina::unpacked<float>(a->given);
     a->is_vectors ? run_in<float, 4>(p, a->cluster, a->tokens) : run_in<float, 1>(p, a->cluster, a->tokens);
   } else {
-    const auto p = lamina::unpacked<Bf16>(a->given.lora);
+    const auto p = lamina::unpacked<Bf16>(a->given);
     a->is_vectors ? run_in<Bf16, 8>(p, a->cluster, a->tokens) : run_in<Bf16, 1>(p, a->cluster, a->tokens);
   }
   return host::failure.c_str();

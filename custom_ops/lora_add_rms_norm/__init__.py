@@ -1,1 +1,0 @@
-"""lamina::lora_add_rms_norm."""

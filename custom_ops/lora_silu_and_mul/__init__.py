@@ -1,1 +1,0 @@
-"""lamina::lora_silu_and_mul."""
