@@ -19,7 +19,7 @@ for left in range(-4 << 20, 2 << 20, 1 << 14):
         outcomes.add("refused")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(*sorted(outcomes))
+print(*sorted(outcomes - {"returned"}), call_deep(lambda: "returned"))
 """
 
 
