@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lamina import BeamSearchParams, LogitsError, RequestError, Runtime, SamplingParams, StructuredOutputs
+from lamina import BeamSearchParams, RequestError, Runtime, SamplingParams, StructuredOutputs
 from lamina.common.errors import UnknownParameterError
 from lamina.runtime.startup import engine_builder
 from lamina.runtime.worker.grammar_masks import GrammarMasks
@@ -106,9 +106,9 @@ def test_penalties_count_forced_tokens_as_any_others(ask):
 
 
 @JUMPS
-def test_words_that_a_request_excludes_end_it_where_the_form_needs_one(ask, jumps):
+def test_words_that_a_request_excludes_and_its_form_needs_are_refused(ask, jumps):
     assert ask(jumps, ONCE, bad_words=["twice"]).text == "once upon a time"
-    with pytest.raises(LogitsError, match="what the request excludes leaves no token"):
+    with pytest.raises(RequestError, match="only tokens that bad_words excludes"):
         ask(jumps, ONCE, bad_words=["upon"])
     with pytest.raises(RequestError, match="allowed_token_ids"):
         ask(jumps, ONCE, allowed_token_ids=[100, 101])
