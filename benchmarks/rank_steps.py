@@ -1,7 +1,7 @@
 """Where a decode step's time goes over several GPUs: every kernel of each rank, and what it adds.
 
 Steps are those of a running engine, as torch's profiler sees them: what kernels of a rank do not fill of a
-step is told apart, since ranks wait for each other within kernels and for the host between steps.
+step is printed apart, since ranks wait for each other within kernels and for the host between steps.
 """
 
 import argparse

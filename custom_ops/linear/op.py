@@ -29,14 +29,19 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> None:
+    check_projection("linear", x, weight, bias)
+
+
+def check_projection(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Refuse what is no projection of tokens, in the name of an op."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
         got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
-        raise ShapeError(f"linear: {got}; wanted [T, in] and [out, in]")
+        raise ShapeError(f"{op}: {got}; wanted [T, in] and [out, in]")
     if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         got = f"x is {x.dtype}, weight {weight.dtype}, bias {None if bias is None else bias.dtype}"
-        raise ShapeError(f"linear: {got}; wanted one dtype")
+        raise ShapeError(f"{op}: {got}; wanted one dtype")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(f"linear: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
+        raise ShapeError(f"{op}: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
 
 
 define_op(

@@ -6,6 +6,7 @@ from torch import Tensor
 from ...common.errors import ShapeError
 from .._shared.library import define_op
 from .._shared.registry import Provider
+from ..linear.op import check_projection
 from . import _composed, _cuda, reference
 
 
@@ -28,14 +29,10 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invariant: bool = False) -> None:
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or weight.shape[0] % 2:
-        got = f"x is {list(x.shape)}, weight {list(weight.shape)}"
-        raise ShapeError(f"linear_silu_and_mul: {got}; wanted [T, in] and [out, in] of as much gate as up")
-    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
-        got = f"x is {x.dtype}, weight {weight.dtype}, bias {None if bias is None else bias.dtype}"
-        raise ShapeError(f"linear_silu_and_mul: {got}; wanted one dtype")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(f"linear_silu_and_mul: bias is {list(bias.shape)}; wanted [{weight.shape[0]}]")
+    check_projection("linear_silu_and_mul", x, weight, bias)
+    if weight.shape[0] % 2:
+        got = f"weight is {list(weight.shape)}"
+        raise ShapeError(f"linear_silu_and_mul: {got}; wanted as much gate as up")
 
 
 define_op(

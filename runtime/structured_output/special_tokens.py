@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...common.structural_tokens import is_structural
+from ...models.checkpoints.sentencepiece_merges import SPACE
 
 # llguidance has the tokenizer cut text that a form leaves no choice of, and that takes special tokens out of
 # text, which a grammar then refuses. By another name none is found there.
 MARK = "\U0010fffd"
 # Where a vocabulary writes blanks as U+2581, that character in a text would be cut into blanks: they are
 # written as another character, and its bytes are tokens as those of any that the vocabulary lacks.
-SPACE, BLANK = "\u2581", "\U0010fffc"
+BLANK = "\U0010fffc"
 # A string, a regular expression or a comment of Lark's, in which nothing is a token; or one by its name.
 LARK = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(<[^<>\s\[\]]+>)')
 # Of a normalizer, what would have text written otherwise than a form has it.

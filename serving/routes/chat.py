@@ -35,7 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     prompt = await beside_loop(received.is_large, given.prompt, processor, serving.config)
     plan = chat_plan(given, processor, serving.config, prompt)
     params = await beside_loop(received.is_large, plan.params, processor.chat_params(sampled))
-    response_id = response_id_of(given, "chatcmpl")
+    response_id = response_id_of(given.request_id, "chatcmpl")
     running = await start(request, received, [prompt], params, response_id, partial(plan.check, params))
     new_logprobs = partial(new_writer, processor, given) if given.logprobs else None
     new_reader = plan.new_reader if plan.reads else None

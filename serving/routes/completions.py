@@ -37,7 +37,7 @@ async def create_completion(request: Request) -> Response:
     texts = [""] * len(prompts)
     if given.echo:
         texts = await beside_loop(received.is_large, echoed, processor, given, prompts)
-    response_id = response_id_of(given, "cmpl")
+    response_id = response_id_of(given.request_id, "cmpl")
     running = await start(request, received, prompts, params, response_id)
     new_logprobs = None if given.logprobs is None else partial(new_writer, processor, given)
     own = {"new_logprobs": new_logprobs, "echo": given.echo, "omits_answer": given.writes_nothing}

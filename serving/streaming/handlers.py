@@ -94,9 +94,9 @@ async def beside_loop(is_large: bool, function: Callable[P, T], *args: P.args, *
     return function(*args, **kwargs)
 
 
-def response_id_of(given: GenerationRequest, prefix: str) -> str:
+def response_id_of(request_id: str | None, prefix: str) -> str:
     """Returns the id of the response, which begins so: the client's own behind that, else a fresh one."""
-    return f"{prefix}-{given.request_id or os.urandom(16).hex()}"
+    return f"{prefix}-{request_id or os.urandom(16).hex()}"
 
 
 def response_settings(

@@ -1,7 +1,6 @@
 """From a request for vectors, classes or scores to its results: texts as token ids, admitted and pooled."""
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from ..protocol.decoding import placed
 from ..protocol.generation import named_error
 from ..protocol.pooling import PoolingRequest
 from ..protocol.usage import Usage
-from .handlers import NUM_AT_ONCE, Received, beside_loop, wait_for
+from .handlers import NUM_AT_ONCE, Received, beside_loop, response_id_of, wait_for
 from .running import Running
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ async def pool(
     given, serving = received.given, serving_of(request)
     many = received.is_large or len(planned) > MANY_TEXTS
     prompts = await beside_loop(many, _token_ids, planned)
-    response_id = f"{prefix}-{given.request_id or os.urandom(16).hex()}"
+    response_id = response_id_of(given.request_id, prefix)
     lease = await serving.admission.admit(
         request,
         num_sequences=len(prompts),

@@ -1,4 +1,4 @@
-"""Refused memory is told from other errors, whoever refuses it."""
+"""Refused memory is distinguished from other errors, whoever refuses it."""
 
 import errno
 

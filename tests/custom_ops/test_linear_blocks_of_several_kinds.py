@@ -32,7 +32,7 @@ def merged(runs: list[Run] | tuple[Run, ...]) -> tuple[Run, ...]:
 
 
 def weight_of(runs: tuple[Run, ...], columns: int) -> tuple[Tensor, str]:
-    """Rows of any bits, laid out as the op wants them, and what it is told of them."""
+    """Rows of any bits, laid out as the op wants them, and the kind that it is given for them."""
     lying = [
         interleave(blocks_of(kind, num_rows, columns, seed), kind)
         for seed, (kind, num_rows) in enumerate(merged(runs))
