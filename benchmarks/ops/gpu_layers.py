@@ -33,7 +33,7 @@ from lamina.runtime.worker.attention import PagedAttention, allocate_caches, sel
 BLOCK_SIZE = 64
 KERNELS = [("paged_attention", "cuda"), ("paged_attention", "rotary")] + [
     (op, "cuda")
-    for op in ("linear", "add_rms_norm_linear", "add_rms_norm", "rotary_and_write_kv_cache", "silu_and_mul")
+    for op in ("linear", "linear_silu_and_mul", "add_rms_norm", "rotary_and_write_kv_cache", "silu_and_mul")
 ]
 
 

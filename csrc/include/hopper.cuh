@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "architecture.cuh"
+#include "block_cluster.cuh"
 #include "byte_formats.cuh"
 #include "cache_policy.cuh"
 #include "cuda_mma.cuh"
@@ -295,15 +296,6 @@ __device__ __forceinline__ void wgmma(int (&sum)[columns / 2], uint64_t left, ui
 }
 
 // ---- clusters
-
-// Every thread of the cluster's blocks arrives once, then waits once.
-__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
-
-// What any thread of the cluster stored to shared memory is then seen by all of them.
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
 
 // st.async: two floats, or four, to this offset in a block of the cluster, counting on the barrier there.
 __device__ __forceinline__ void send_to_peer(uint32_t to, float x, float y, uint32_t barrier, uint32_t rank) {

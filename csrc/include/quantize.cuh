@@ -1,6 +1,7 @@
 // Rows quantized to a format of one byte: a scale a row or 128 of its columns, and values x / scale.
 #pragma once
 
+#include "block_cluster.cuh"
 #include "pdl.cuh"
 #include "quantized_values.cuh"
 #include "reduce.cuh"
@@ -9,7 +10,7 @@
 namespace lamina {
 
 constexpr int kScaledColumns = 128;  // of a group
-constexpr int kQuantizeThreads = 256;
+constexpr int kQuantizeThreads = 512, kMostQuantizeBlocks = 8;  // of a row
 
 // Where quantized rows go. Scales: [rows], or [groups, rows] where rows have groups.
 struct QuantizedRows {
@@ -66,29 +67,16 @@ __device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, 
   }
 }
 
-// Every thread of the cluster's blocks gets the largest: thread-block clusters, sm_90 and later.
+// Every thread of the cluster's blocks, a power of two, gets the largest, and is to wait_for_cluster before it ends,
+// since others may still read what this block has.
 __device__ __forceinline__ float cluster_peak(float peak, int blocks) {
   __shared__ float own;
   peak = block_peak(peak);
-  if (blocks == 1) return peak;
   if (threadIdx.x == 0) own = peak;
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-  const uint32_t offset = static_cast<uint32_t>(__cvta_generic_to_shared(&own));
-  for (int rank = 0; rank < blocks; ++rank) {
-    float other;
-    asm volatile(
-        "{\n"
-        ".reg .b32 address;\n"
-        "mapa.shared::cluster.u32 address, %1, %2;\n"
-        "ld.shared::cluster.f32 %0, [address];\n"
-        "}"
-        : "=f"(other)
-        : "r"(offset), "r"(rank)
-        : "memory");
-    peak = max_or_nan(peak, other);
-  }
-  // others may still read `own`
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  sync_cluster();
+  // each lane asks one of them, so that none is waited for behind another
+  peak = lanes_peak<kMostQuantizeBlocks>(*in_peer(&own, static_cast<int>(threadIdx.x) % blocks));
+  arrive_at_cluster();
   return peak;
 }
 
@@ -114,13 +102,15 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source sourc
 #pragma unroll
   for (int i = 0; i < kVecs; ++i)
     if (first + i * blocks * kQuantizeThreads < vecs) peak = max_or_nan(peak, peak_of(values[i]));
-  const float scale = scale_of<Format>(cluster_peak(peak, blocks));
+  const bool shares = blocks > 1;
+  const float scale = scale_of<Format>(shares ? cluster_peak(peak, blocks) : block_peak(peak));
   if (first == 0) to.scale[row] = scale;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = first + i * blocks * kQuantizeThreads;
     if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale);
   }
+  if (shares) wait_for_cluster();
 }
 
 // cudaErrorInvalidValue for rows that are longer than eight blocks hold. By the row's size alone: a row's bits must not
@@ -130,15 +120,15 @@ int quantize_rows(const Source& source, const QuantizedRows& to, cudaStream_t st
   if (to.rows == 0) return cudaSuccess;
   const int64_t needed = ceil_div(to.columns / 8, kQuantizeThreads);
   unsigned blocks = 1;
-  while (blocks < needed && blocks < 8) blocks *= 2;
+  while (blocks < needed && blocks < kMostQuantizeBlocks) blocks *= 2;
   const auto launch = [&](auto kernel) {
     const dim3 grid(static_cast<unsigned>(to.rows) * blocks), block(kQuantizeThreads);
     return static_cast<int>(
         launch_clusters_pdl(blocks, kernel, grid, block, 0, stream, source, to, static_cast<int>(blocks)));
   };
-  if (needed <= 8) return launch(quantize_kernel<Format, T, Source, 1>);
-  if (needed <= 16) return launch(quantize_kernel<Format, T, Source, 2>);
-  if (needed <= 32) return launch(quantize_kernel<Format, T, Source, 4>);
+  if (needed <= kMostQuantizeBlocks) return launch(quantize_kernel<Format, T, Source, 1>);
+  if (needed <= 2 * kMostQuantizeBlocks) return launch(quantize_kernel<Format, T, Source, 2>);
+  if (needed <= 4 * kMostQuantizeBlocks) return launch(quantize_kernel<Format, T, Source, 4>);
   return cudaErrorInvalidValue;
 }
 
