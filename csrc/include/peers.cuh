@@ -8,6 +8,7 @@
 // the same buffer. Results are written after a meeting of epoch e, when all ranks have ended epoch e - 1.
 //
 // Flags hold epochs and are never reset, and the epoch lies in the rank's memory, so that a CUDA graph may be replayed.
+// No epoch is 0, which new memory holds. Two in a row differ in their last bit also where numbers begin anew.
 #pragma once
 
 #include "launch_ranks.cuh"
@@ -38,6 +39,8 @@ struct PeerRanks {
   int first_rank;  // of those that this launch runs, one a row of its grid: else than in tests that is one
   int64_t max_bytes;
 };
+
+__device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) { return epoch == UINT32_MAX ? 2 : epoch + 1; }
 
 // A vector of each rank.
 template <typename T, int kWidth>
@@ -77,7 +80,7 @@ class PeerBlock {
   // After the kernel before has ended.
   __device__ __forceinline__ explicit PeerBlock(const PeerRanks& ranks)
       : ranks_(ranks), rank_(ranks.first_rank + static_cast<int>(blockIdx.y)) {
-    epoch_ = *static_cast<volatile uint32_t*>(&header(rank_)->epoch) + 1;
+    epoch_ = epoch_after(*static_cast<volatile uint32_t*>(&header(rank_)->epoch));
   }
 
   __device__ __forceinline__ int rank() const { return rank_; }
@@ -108,7 +111,7 @@ class PeerBlock {
     if (other < ranks_.num_ranks) {
       store_release(&header(other)->flags[kMeeting][blockIdx.x][rank_], epoch_);
       const uint32_t* flag = &header(rank_)->flags[kMeeting][blockIdx.x][other];
-      while (static_cast<int32_t>(load_acquire(flag) - epoch_) < 0) {
+      while (!has_come(load_acquire(flag))) {
       }
     }
     __syncthreads();
@@ -116,6 +119,12 @@ class PeerBlock {
   }
 
  private:
+  // Who came to a meeting may have gone on to the next kernel, which ends only with this rank's. Any other flag is of
+  // a meeting before, however long ago: to ask which is greater would be wrong 2^31 kernels later.
+  __device__ __forceinline__ bool has_come(uint32_t flag) const {
+    return flag == epoch_ || flag == epoch_after(epoch_);
+  }
+
   // The last block that knows the epoch ends it: none will ask for it again before the next kernel.
   __device__ __forceinline__ void leave_epoch() {
     PeerHeader* own = header(rank_);
