@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.all_reduce.cuda_group import CudaGroup
 from lamina.custom_ops.all_reduce.gloo_group import GlooGroup
 from lamina.custom_ops.all_reduce.group import set_group, sum_in_rank_order
-from lamina.custom_ops.all_reduce.peers import MAX_BYTES, ONE_SHOT_BYTES
+from lamina.custom_ops.all_reduce.peers import MAX_BYTES, ONE_SHOT_BYTES, PACKET_BYTES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = [8 << 10 << power for power in range(10)]  # bytes, to 4 MiB
@@ -70,6 +71,7 @@ def run_rank(meeting: str, rank: int, size: int, rounds: int, output: Path) -> N
         facts = {"gpu": torch.cuda.get_device_name(), "ranks": size, "torch": torch.__version__}
         facts |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "date": time.strftime("%Y-%m-%d")}
         facts |= {"kernels": group.peers is not None, "one_shot_bytes": ONE_SHOT_BYTES[size]}
+        facts |= {"packet_bytes": PACKET_BYTES}
         output.write_text(json.dumps({**facts, "cases": cases}, indent=1) + "\n")
     set_group(None)
     group.close()
@@ -104,12 +106,30 @@ def contenders(group: CudaGroup, x: Tensor, residual: Tensor, weight: Tensor) ->
         provider("two_shot"),
         provider("one_shot", "all_reduce_add_rms_norm"),
     )
-    return {
+    ways: dict[str, Run] = {
         "one-shot": lambda: one(x, size),
         "two-shot": lambda: two(x, size),
         "one-shot and norm": lambda: norm(x, residual, weight, EPS, size, False),
-        **found,
     }
+    if x.numel() * x.element_size() <= PACKET_BYTES:
+        for way in ("one-shot", "one-shot and norm"):
+            ways[f"{way}, no packets"] = without_packets(group, ways[way])
+    return {**ways, **found}
+
+
+def without_packets(group: CudaGroup, run: Run) -> Run:
+    """The call, by kernels in which ranks meet and read, as for larger tensors."""
+
+    def run_so() -> Any:
+        peers = group.peers
+        assert peers is not None
+        try:
+            group.peers = replace(peers, packet_bytes=0)
+            return run()
+        finally:
+            group.peers = peers
+
+    return run_so
 
 
 def drawn(seed: int, num_bytes: int, device: torch.device) -> Tensor:

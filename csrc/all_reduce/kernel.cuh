@@ -1,17 +1,18 @@
 // out = the sum of every rank's x in the order of ranks, as float, rounded once.
 //
-// One-shot: every rank reads every other's x and sums all of it. Two-shot: each sums a share of it and reads the shares
-// of the others: less to read of three ranks or more, and one meeting more.
+// One-shot: every rank has every other's x, sent in packets where it is small and else read, and sums all of it.
+// Two-shot: each sums a share of it and reads the shares of the others: less to read of three ranks or more, and one
+// meeting more.
 #pragma once
 
-#include "peers.cuh"
+#include "peer_packets.cuh"
 
 namespace lamina {
 
 // As the caller packs them: 8 bytes each, and 8 words of RankPointers.
 struct AllReduceArguments {
   RankPointers memory;
-  int64_t num_ranks, first_rank, num_local, max_bytes, max_blocks;
+  int64_t num_ranks, first_rank, num_local, max_bytes, max_blocks, packet_bytes;
   RankPointers x, out;  // of each rank of this launch
   int64_t count, is_two_shot, dtype;
   cudaStream_t stream;
@@ -40,6 +41,23 @@ __device__ __forceinline__ void for_own_vecs(const AllReduce<T>& sum, int64_t co
     for (int k = 0; k < kBatch; ++k)
       if (first + k * kRankThreads < end) put(first + k * kRankThreads, values[k]);
   }
+}
+
+// A thread has one vector.
+template <typename T, int kRanks>
+__global__ void __launch_bounds__(kPacketThreads) all_reduce_by_packets(const __grid_constant__ AllReduce<T> sum) {
+  constexpr int kWidth = kVecWidth<T>;
+  const OwnVecs own{static_cast<int>(blockIdx.x * kPacketThreads + threadIdx.x), 0, static_cast<int>(sum.vecs)};
+  const T* x = static_cast<const T*>(sum.x.of[blockIdx.y]);
+  T* out = static_cast<T*>(sum.out.of[blockIdx.y]);
+  follow_predecessor();
+  PeerBlock peers(sum.ranks);
+  Vec<T, kWidth> vecs[1];
+  if (own.has(0)) vecs[0] = load<kWidth>(x + own.at(0) * kWidth);
+  send<kRanks>(peers, own, vecs);
+  peers.leave();
+  add_others<kRanks>(peers, own, vecs);
+  if (own.has(0)) store(out + own.at(0) * kWidth, vecs[0]);
 }
 
 template <typename T>
@@ -108,15 +126,22 @@ inline int all_reduce(const AllReduceArguments& p) {
       return static_cast<int>(cudaErrorInvalidValue);
     if (p.count == 0) return static_cast<int>(cudaSuccess);
     const int64_t vecs = p.count / kVecWidth<T>, share = p.is_two_shot ? ceil_div(vecs, p.num_ranks) : vecs;
+    const auto launch = [&](auto kernel, int64_t blocks, int64_t threads) {
+      const AllReduce<T> sum{unpacked_ranks(p.memory, p.num_ranks, p.first_rank, p.max_bytes),
+                             p.x,
+                             p.out,
+                             vecs,
+                             share,
+                             ceil_div(share, blocks)};
+      return static_cast<int>(launch_ranks(kernel, blocks, p.num_local, threads, p.stream, sum));
+    };
+    const int64_t sending = ceil_div(vecs, kPacketThreads);
+    if (!p.is_two_shot && goes_in_packets(vecs * kVecBytes, p.packet_bytes, sending, p.max_blocks))
+      return with_most_ranks(p.num_ranks, [&](auto most) {
+        return launch(all_reduce_by_packets<T, most.value>, sending, kPacketThreads);
+      });
     const int64_t blocks = smaller(ceil_div(share, kRankThreads), p.max_blocks);
-    const AllReduce<T> sum{unpacked_ranks(p.memory, p.num_ranks, p.first_rank, p.max_bytes),
-                           p.x,
-                           p.out,
-                           vecs,
-                           share,
-                           ceil_div(share, blocks)};
-    const auto kernel = p.is_two_shot ? all_reduce_two_shot<T> : all_reduce_one_shot<T>;
-    return static_cast<int>(launch_ranks(kernel, blocks, p.num_local, kRankThreads, p.stream, sum));
+    return launch(p.is_two_shot ? all_reduce_two_shot<T> : all_reduce_one_shot<T>, blocks, kRankThreads);
   });
 }
 

@@ -6,7 +6,8 @@
 
 namespace lamina {
 
-constexpr int kRankThreads = 512;  // of a block that only sums
+constexpr int kRankThreads = 512;    // of a block that only sums
+constexpr int kPacketThreads = 128;  // of one that sends a little: more processors do so at once
 
 // As kernel<<<dim3(blocks, num_rows), threads, 0, stream>>>(arguments...). Several ranks of one launch wait for each
 // other, so it fails where not all of its blocks fit on the device at once; of one rank it may begin early.

@@ -17,7 +17,7 @@ def load(only: Method | None = None) -> Call:
 
     only: on one of them. A call raises UnsupportedError where it cannot serve.
     """
-    kernel = CudaKernel("all_reduce", "32q")  # struct AllReduceArguments
+    kernel = CudaKernel("all_reduce", "33q")  # struct AllReduceArguments
 
     def all_reduce(x: Tensor, world_size: int) -> Tensor:
         group, x = group_of(world_size), x.contiguous()

@@ -22,7 +22,7 @@ def load(*, composes: bool = True) -> Call:
 
     Not composes: on the kernel alone. A call raises UnsupportedError where it cannot serve.
     """
-    kernel = CudaKernel("all_reduce_add_rms_norm", "48qd2q")  # struct AllReduceAddNormArguments
+    kernel = CudaKernel("all_reduce_add_rms_norm", "49qd2q")  # struct AllReduceAddNormArguments
 
     def all_reduce_add_rms_norm(
         x: Tensor, residual: Tensor, weight: Tensor, eps: float, world_size: int, unrounded: bool = False

@@ -34,7 +34,7 @@ def compile_command(name: str, folder: Path, csrc: Path = CSRC) -> list[str]:
             (folder / f"{header}.cuh").write_text('#include "cluster.cuh"\n')
         (folder / "cuda_fp8.h").touch()
     if name == "all_reduce":
-        alone = ("peers", "reduce", "row_norm")
+        alone = ("peer_packets", "peers", "reduce", "row_norm")
         for header in OF_RANKS:
             (folder / f"{header}.cuh").write_text('#include "ranks.cuh"\n')
     if name == "paged_attention":

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from lamina.custom_ops._shared.cuda_kernel import DTYPES, CudaKernel
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.all_reduce.group import Group, MirrorGroup, group_of_thread, sum_in_rank_order
 from lamina.custom_ops.all_reduce.peer_memory import PeerMemory
-from lamina.custom_ops.all_reduce.peers import MAX_BYTES
+from lamina.custom_ops.all_reduce.peers import MAX_BYTES, PACKET_BYTES
 
 from ..ranks import as_threads
 from .one_gpu_ranks import DEVICE, OneGpuRanks, as_threads_of_one_gpu
@@ -21,11 +22,13 @@ from .one_gpu_ranks import DEVICE, OneGpuRanks, as_threads_of_one_gpu
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 KB, MB = 1 << 10, 1 << 20
-SIZES = [16, 8 * KB, 8 * KB + 16, 72 * KB, 256 * KB, MB - 48, MB, 2 * MB + 16, 4 * MB]  # bytes
-SHAPES = [(1, 4096), (7, 4096), (5, 64), (300, 2048), (128, 8192), (3, 16384), (2, 24)]
+SMALL = [16, 8 * KB, 8 * KB + 16, 24 * KB, 64 * KB - 16, 64 * KB, 64 * KB + 16]  # about PACKET_BYTES
+SIZES = [*SMALL, 72 * KB, 256 * KB, MB - 48, MB, 2 * MB + 16, 4 * MB]  # bytes
+FEW_ROWS = [(1, 4096), (7, 4096), (8, 4096), (9, 4096), (5, 64), (4, 8192), (16, 1024), (1, 2816), (2, 24)]
+SHAPES = [*FEW_ROWS, (300, 2048), (128, 8192), (3, 16384)]
 EPS = 1e-5
-SUM = functools.cache(lambda: CudaKernel("all_reduce", "32q"))
-NORM = functools.cache(lambda: CudaKernel("all_reduce_add_rms_norm", "48qd2q"))
+SUM = functools.cache(lambda: CudaKernel("all_reduce", "33q"))
+NORM = functools.cache(lambda: CudaKernel("all_reduce_add_rms_norm", "49qd2q"))
 NUM_REPLAYS = 600  # of 63 sums each, for three numbers of ranks
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -61,8 +64,10 @@ def run_norm(
 def test_every_rank_has_the_sum_in_the_order_of_ranks(
     is_two_shot: bool, size: int, dtype: torch.dtype
 ) -> None:
+    """Small ones sent in packets and read, in turns."""
     ranks = OneGpuRanks(size)
-    for num_bytes in [*SIZES, *SIZES[::-1]]:
+    for number, num_bytes in enumerate([*SIZES, *SIZES[::-1], *SMALL, *SMALL]):
+        ranks.peers = replace(ranks.peers, packet_bytes=0 if number % 4 == 3 else PACKET_BYTES)
         xs = drawn(size, num_bytes // dtype.itemsize, dtype=dtype)
         outs, kept = poison_like(xs), [x.clone() for x in xs]
         run_sum(ranks, xs, outs, is_two_shot=is_two_shot)
@@ -76,7 +81,8 @@ def test_every_rank_has_the_sum_in_the_order_of_ranks(
 @pytest.mark.parametrize("unrounded", [False, True])
 def test_the_norm_has_the_bits_of_both_ops(unrounded: bool, size: int, dtype: torch.dtype) -> None:
     ranks = OneGpuRanks(size)
-    for shape in SHAPES:
+    for number, shape in enumerate([*SHAPES, *SHAPES]):
+        ranks.peers = replace(ranks.peers, packet_bytes=PACKET_BYTES if number < len(SHAPES) else 0)
         if shape[0] * shape[1] * dtype.itemsize > MAX_BYTES or shape[1] * dtype.itemsize > 32 * KB:
             continue
         xs, (residual,) = drawn(size, *shape, dtype=dtype), drawn(1, *shape, dtype=dtype)

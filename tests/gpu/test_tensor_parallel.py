@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lamina import CompileConfig, EngineDeadError, Runtime, SamplingParams
-from lamina.custom_ops import all_reduce, all_reduce_add_rms_norm
+from lamina.custom_ops import add_rms_norm, all_reduce, all_reduce_add_rms_norm
 from lamina.custom_ops._shared import registry
 from lamina.custom_ops.all_reduce.cuda_group import CudaGroup, sum_by_shares
 from lamina.custom_ops.all_reduce.group import Group, current_group, set_group, sum_in_rank_order
@@ -195,7 +195,7 @@ def _sum_every_way(group: Group) -> int:
     device, count = torch.device("cuda", group.rank), 0
     set_group(own := CudaGroup(group, device))
     assert current_group().peers is not None, "GPUs of one machine here reach each other"
-    for num_bytes in (16, 8 << 10, 72 << 10, 1 << 20, 4 << 20, 16 << 20):
+    for num_bytes in (16, 8 << 10, 64 << 10, 72 << 10, 1 << 20, 4 << 20, 16 << 20):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             xs = [_drawn(rank, num_bytes // dtype.itemsize, dtype, device) for rank in range(2)]
             wanted = sum_in_rank_order(xs)
@@ -206,14 +206,15 @@ def _sum_every_way(group: Group) -> int:
                 count += 1
             assert torch.equal(sum_by_shares(xs[group.rank], 2, own._nccl), wanted), "as of more than two"
     _replay_in_a_graph(group.rank, device)
+    _replay_sums_that_differ(group.rank, device)
     own.close()
     return count
 
 
-def _drawn(rank: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _drawn(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The same on every GPU: drawn on the host."""
-    generator = torch.Generator().manual_seed(rank)
-    return (torch.randn(count, generator=generator) * 10.0**rank).to(device, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(count, generator=generator) * 10.0 ** (seed % 4)).to(device, dtype)
 
 
 def _replay_in_a_graph(rank: int, device: torch.device) -> None:
@@ -237,3 +238,37 @@ def _replay_in_a_graph(rank: int, device: torch.device) -> None:
         graph.replay()
         if step % 57 == 0:
             assert all(torch.equal(*pair) for pair in zip(found, run(), strict=True)), step
+
+
+def _replay_sums_that_differ(rank: int, device: torch.device) -> None:
+    """No call finds what another one left: small ones that are sent in packets, and larger ones, 10^5 in all.
+
+    An odd number of them is in the graph, so that buffers take other turns in each replay.
+    """
+    weight, wrong = _drawn(9, 4096, torch.bfloat16, device), torch.zeros((), dtype=torch.int64, device=device)
+    calls: list[tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]] = []
+    for number in range(51):
+        rows = (1, 1, 8, 2, 9, 1, 5, 16)[number % 8]
+        xs = [
+            _drawn(2 * number + of, rows * 4096, torch.bfloat16, device).view(rows, 4096) for of in range(2)
+        ]
+        total = sum_in_rank_order(xs)
+        wanted = add_rms_norm(total, xs[0], weight, 1e-5) if number % 3 else (total,)
+        calls.append((xs[rank], xs[0], wanted))
+
+    def run() -> None:
+        for x, residual, wanted in calls:
+            if len(wanted) == 1:
+                found: tuple[torch.Tensor, ...] = (all_reduce(x, 2),)
+            else:
+                found = all_reduce_add_rms_norm(x, residual, weight, 1e-5, 2)
+            for out, want in zip(found, wanted, strict=True):
+                wrong.add_((out != want).any())
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    for _ in range(2000):
+        graph.replay()
+    assert int(wrong) == 0

@@ -2,7 +2,7 @@
 //
 // Threads are fibers, of which a seeded generator lets some go on and others wait. A rank begins its next kernel once
 // the one before has ended, whatever the others do. What a block stores arrives later, in any order, but before what it
-// releases then.
+// releases then; of packets each half does, even when the kernel that sent them has ended.
 #pragma once
 
 #include <array>
@@ -45,6 +45,10 @@ struct Vector {
   void* to;
   std::array<char, 16> bytes;
 };
+struct Half {  // of a packet
+  uint64_t* to;
+  uint64_t word;
+};
 struct Warp {
   std::array<uint64_t, 32> given{}, taken{};
   int num_given = 0, round = 0;
@@ -72,6 +76,7 @@ struct Gpu {
 };
 
 inline std::deque<Gpu> gpus;
+inline std::vector<Half> sent;  // and not arrived
 inline Fiber* current;
 inline std::mt19937 generator;
 
@@ -110,6 +115,16 @@ inline void arrive(Block& block, size_t which) {
 }
 inline void arrive_all(Block& block) {
   while (!block.stored.empty()) arrive(block, generator() % block.stored.size());
+}
+
+inline void arrive_some_sent() {
+  if (sent.empty()) return;
+  for (size_t count = generator() % (sent.size() / 4 + 2); count > 0 && !sent.empty(); --count) {
+    Half& half = sent[generator() % sent.size()];
+    *half.to = half.word;
+    std::swap(half, sent.back());
+    sent.pop_back();
+  }
 }
 
 inline void run_fiber() {
@@ -160,21 +175,24 @@ inline bool go_on(int rank) {
   return true;
 }
 
-// Returns whether all kernels ended within so many rounds.
+// Returns whether all kernels ended within so many rounds, with every packet received.
 inline bool run(unsigned seed, int64_t rounds) {
   generator.seed(seed);
+  sent.clear();
   const int num_ranks = static_cast<int>(gpus.size());
   for (int rank = 0; rank < num_ranks; ++rank) begin(rank);
   for (int64_t round = 0; round < rounds; ++round) {
     const unsigned slow = generator() % num_ranks;  // for a while, so that others get far ahead
+    const int num_turns = happens(4) ? 64 : 8;
     bool is_any = false;
-    for (int turn = 0; turn < 8; ++turn) {
+    for (int turn = 0; turn < num_turns; ++turn) {
       for (int rank = 0; rank < num_ranks; ++rank) {
         const bool waits = rank == static_cast<int>(slow) && turn > 0;
         is_any = (waits ? !gpus[rank].kernels.empty() : go_on(rank)) || is_any;
+        arrive_some_sent();
       }
     }
-    if (!is_any) return true;
+    if (!is_any) return sent.empty();
   }
   return false;
 }
@@ -204,7 +222,7 @@ inline uint32_t atomicInc(uint32_t* to, uint32_t most) {
 
 namespace lamina {
 
-constexpr int kRankThreads = 8;
+constexpr int kRankThreads = 8, kPacketThreads = 8, kVecBytes = 16;
 
 inline void start_successor() {}
 inline void wait_for_predecessor() {}
@@ -218,6 +236,26 @@ inline void store_release(uint32_t* to, uint32_t value) {
 inline uint32_t load_acquire(const uint32_t* from) {
   host::yield();
   return *from;
+}
+
+struct Packet {
+  uint64_t words[2];
+};
+
+inline void store_packet(Packet* to, const Packet& packet) {
+  for (int half = 0; half < 2; ++half) host::sent.push_back({&to->words[half], packet.words[half]});
+}
+
+inline Packet load_packet(const Packet* from) {
+  if (host::happens(8)) host::yield();
+  const uint64_t first = from->words[0];
+  if (host::happens(2)) host::yield();
+  return {first, from->words[1]};
+}
+
+template <typename Place>
+Place* kept_address(Place* place) {
+  return place;
 }
 
 template <int kWidth, typename T>
