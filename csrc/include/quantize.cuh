@@ -9,7 +9,7 @@
 
 namespace lamina {
 
-constexpr int kScaledColumns = 128;  // of a group
+constexpr int kScaledColumns = 128;                             // of a group
 constexpr int kQuantizeThreads = 512, kMostQuantizeBlocks = 8;  // of a row
 
 // Where quantized rows go. Scales: [rows], or [groups, rows] where rows have groups.

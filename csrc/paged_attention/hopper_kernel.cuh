@@ -258,7 +258,8 @@ class HopperConsumer {
   const int warpgroup_;
   NewRows<S> new_rows_;
   PipelineState<S::kQueryStages> queries_;
-  PipelineState<S::kStages> keys_, values_;
+  PipelineState<S::kKeyStages> keys_;
+  PipelineState<S::kValueStages> values_;
   HopperSoftmax<S> rows_;
 };
 
@@ -281,7 +282,7 @@ __device__ __forceinline__ void init_barriers(HopperShared<S>& shared) {
 }
 
 template <typename S>
-__global__ void __launch_bounds__(S::kThreads, 1)
+__global__ void __launch_bounds__(S::kThreads, S::kLeastBlocks)
     hopper_attention_kernel(const __grid_constant__ typename S::Parameters a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   start_successor();
   if constexpr (!S::kDecodes) wait_for_predecessor();
   if (threadIdx.x >= S::kRowThreads) {
-    if constexpr (!S::kDecodes) deallocate_registers<S::kProducerRegisters>();
+    if constexpr (S::kDividesRegisters) deallocate_registers<S::kProducerRegisters>();
     const auto warp = (threadIdx.x - S::kRowThreads) / 32;
     if constexpr (S::kDecodes) {
       if (warp == 0) HopperDecodeScheduler<S>(a, shared).run();
@@ -314,12 +315,16 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                              shared.values_full, shared.values_empty)
             .run();
     } else {
-      if (warp == 1) HopperKVProducer<S>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty).run();
+      if (warp == 1)
+        HopperKVProducer<S, S::kKeyStages>(a, a.key_map, shared, shared.keys, shared.keys_full, shared.keys_empty)
+            .run();
       if (warp == 2)
-        HopperKVProducer<S>(a, a.value_map, shared, shared.values, shared.values_full, shared.values_empty).run();
+        HopperKVProducer<S, S::kValueStages>(a, a.value_map, shared, shared.values, shared.values_full,
+                                             shared.values_empty)
+            .run();
     }
   } else {
-    if constexpr (!S::kDecodes) allocate_registers<S::kConsumerRegisters>();
+    if constexpr (S::kDividesRegisters) allocate_registers<S::kConsumerRegisters>();
     HopperConsumer<S>(a, shared).run();
   }
 #else

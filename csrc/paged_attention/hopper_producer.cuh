@@ -16,7 +16,7 @@ __device__ __forceinline__ bool writes_its_keys([[maybe_unused]] const PagedAtte
 
 // The producer warp of all keys, or of all values: tile by tile through a multi-stage pipeline. Lane i loads a box of
 // one panel; boxes of the same keys are neighbours.
-template <typename S>
+template <typename S, int kStages>
 class HopperKVProducer {
   using T = typename S::T;
 
@@ -36,20 +36,29 @@ class HopperKVProducer {
       wait_barrier(shared_address(&shared_.query_full[state.stage]), state.parity);
       const WorkTile work = shared_.work[state.stage];
       if (work.rows == 0) return;
-      arrive(shared_address(&shared_.query_empty[state.stage]));  // by every lane, since each has read `work`
-      if constexpr (S::kDecodes)
+      // By every lane, since each has read `work`. In decode of many sequences not before the last tile is on its way:
+      // work that is taken earlier would wait here, while blocks that begin later have none.
+      if constexpr (!kBeginsEarly) arrive(shared_address(&shared_.query_empty[state.stage]));
+      if constexpr (S::kRotates)
         if (!writes_its_keys(a_.call, work)) wait_for_predecessor();  // which may have written some
       load(work);
+      if constexpr (kBeginsEarly) arrive(shared_address(&shared_.query_empty[state.stage]));
     }
   }
 
  private:
+  static constexpr bool kBeginsEarly = S::kDecodes && !S::kRotates;
+  static constexpr int kBoxes = S::kPanels * S::kKeys / S::kBoxKeys;  // of a tile
+  static_assert(kStages * kBoxes <= 32, "a lane has a box of the first tiles");
+
   __device__ __forceinline__ void load(const WorkTile& work) {
     const int32_t* table = a_.call.block_tables + work.seq * a_.call.block_tables_stride;
     const int end = a_.call.seq_lens[work.seq];
     const int lane_key = lane_id() / S::kPanels * S::kBoxKeys, column = lane_id() % S::kPanels * kPanelColumns;
-    const uint32_t offset = (column * S::kKeys + lane_key * kPanelColumns) * sizeof(T);
+    const uint32_t offset = offset_of(lane_key, column);
     int tile = (work.end - 1) / S::kKeys * S::kKeys;  // its first key
+    if constexpr (kBeginsEarly)
+      if (!has_begun_) tile = begin(work, table, end, tile);
     int block = look_up(table, tile + lane_key, work.oldest, end);
 #pragma unroll 1  // copies of the loop would not fit into the registers that are left to this warp
     for (; tile >= work.begin; tile -= S::kKeys) {
@@ -61,13 +70,43 @@ class HopperKVProducer {
       wait_barrier(empty_ + state_.stage * sizeof(uint64_t), state_.parity ^ 1);
       if (lane_id() == 0) arrive_expecting(full, boxes * S::kBoxKeys * kPanelRowBytes);
       __syncwarp();
-      if (loads)
-        tma_load(tiles_ + state_.stage * S::kKeys * S::kDim * sizeof(T) + offset, map_, column, work.kv_head,
-                 key & a_.block_mask, block, full);
+      if (loads) start(state_.stage, offset, column, key, block, work.kv_head);
       __syncwarp();
       state_.advance();
       block = next;
     }
+  }
+
+  // Loads as many tiles of the first work as there are stages, all at once, before the kernel ahead has ended: but for
+  // keys that it may write. Returns the tile behind them.
+  __device__ __forceinline__ int begin(const WorkTile& work, const int32_t* table, int end, int last) {
+    const int stage = lane_id() / kBoxes, box = lane_id() % kBoxes, tile = last - stage * S::kKeys;
+    const int row = box / S::kPanels * S::kBoxKeys, column = box % S::kPanels * kPanelColumns, key = tile + row;
+    const bool is_there = stage < kStages && tile >= work.begin, loads = is_there && key < end;
+    const int block = loads ? look_up(table, key, work.oldest, end) : 0;
+    const bool is_settled = key + S::kBoxKeys <= work.settled;
+    const int boxes = __popc(__ballot_sync(kAllLanes, loads) >> stage * kBoxes & ((1u << kBoxes) - 1));
+    if (is_there && box == 0) arrive_expecting(full_ + stage * sizeof(uint64_t), boxes * S::kBoxKeys * kPanelRowBytes);
+    __syncwarp();
+    if (loads && is_settled) start(stage, offset_of(row, column), column, key, block, work.kv_head);
+    wait_for_predecessor();
+    if (loads && !is_settled) start(stage, offset_of(row, column), column, key, block, work.kv_head);
+    __syncwarp();
+    has_begun_ = true;
+    const int count = min(kStages, (last - work.begin) / S::kKeys + 1);
+    for (int i = 0; i < count; ++i) state_.advance();
+    return last - count * S::kKeys;
+  }
+
+  // Of a box in its tile.
+  static __device__ __forceinline__ uint32_t offset_of(int row, int column) {
+    return (column * S::kKeys + row * kPanelColumns) * sizeof(T);
+  }
+
+  // Starts to load the box that begins at this key and column.
+  __device__ __forceinline__ void start(int stage, uint32_t offset, int column, int key, int block, int kv_head) const {
+    tma_load(tiles_ + stage * S::kKeys * S::kDim * sizeof(T) + offset, map_, column, kv_head, key & a_.block_mask,
+             block, full_ + stage * sizeof(uint64_t));
   }
 
   // The block id of a box from the block table, or any block where none of its keys is visible.
@@ -79,7 +118,8 @@ class HopperKVProducer {
   const CUtensorMap& map_;
   HopperShared<S>& shared_;
   const uint32_t tiles_, full_, empty_;
-  PipelineState<S::kStages> state_;
+  PipelineState<kStages> state_;
+  bool has_begun_ = false;  // where tiles are begun early
 };
 
 // The producer warp that schedules work and loads its queries.

@@ -43,6 +43,7 @@ struct HopperShape {
   using Parameters = HopperAttention<T, Cached>;
   using Work = WorkTile;
   static constexpr bool kFixedSplits = fixed_splits, kDecodes = false, kRotates = false;
+  static constexpr bool kDividesRegisters = true;  // between consumers and producers, unequally
   static constexpr bool kMany = true, kWholeTokens = true, kAlignedTiles = true;
   static constexpr int kDim = dim, kPanels = dim / kPanelColumns;
   static constexpr int kWarpgroups = dim == 64 && !kConverts ? 3 : 2;  // of 64 rows each, beside the producer
@@ -57,7 +58,9 @@ struct HopperShape {
   static constexpr int kQueryStages = kQueryInRegisters ? 1 : 2;
   static constexpr int kQueryElements = kRows * kDim;                // of shared memory, a stage
   static constexpr int kStages = dim == 64 ? 4 : kConverts ? 2 : 3;  // of keys, and of values
-  static constexpr int kStored = 2;                                  // stages of either as they are stored
+  static constexpr int kKeyStages = kStages, kValueStages = kStages;
+  static constexpr int kLeastBlocks = 1;  // of a multiprocessor
+  static constexpr int kStored = 2;       // stages of either as they are stored
   static constexpr int kProducerRegisters = kConverts ? 40 : dim == 64 ? 32 : 24;
   static constexpr int kConsumerRegisters = kConverts ? 232 : dim == 64 ? 160 : 240;
   static constexpr int kPartialFloats = kRows * (kDim + 2);
@@ -78,13 +81,20 @@ struct HopperDecodeShape : HopperShape<Element, Element, dim, true> {
   using Call = PagedAttention<Element, Element, rotates>;
   using Parameters = HopperAttention<Element, Element, rotates>;
   using Work = DecodeWork;
-  static constexpr bool kDecodes = true, kMany = false, kRotates = rotates, kQueryInRegisters = true;
+  static constexpr bool kDecodes = true, kMany = false, kDividesRegisters = !rotates, kRotates = rotates,
+                        kQueryInRegisters = true;
   static constexpr int kWarpgroups = 1, kRows = 64;
   static constexpr int kRowThreads = kWarpgroup, kThreads = 2 * kWarpgroup;
   static constexpr int kQueryStages = 2, kQueryElements = 64;  // of work; nothing of queries is kept
   static constexpr int kPartialFloats = dim + 2;               // of a row
-  static constexpr int kStages = dim == 64 ? 4 : 3;
-  static constexpr int kSharedBytes = 2 * dim * 2 * kStages * 128 + 2 * kQueryStages * kQueryElements + 4096;
+  // Of many sequences, which have their rotation ahead, two blocks of a multiprocessor: one loads while the other is
+  // between two pieces of work. Of few each has one, and more stages.
+  static constexpr int kLeastBlocks = rotates ? 1 : 2;
+  static constexpr int kKeyStages = dim == 64 ? (rotates ? 4 : 3) : (rotates ? 3 : 2);
+  static constexpr int kValueStages = dim == 64 ? kKeyStages : rotates ? 3 : 1;
+  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 224;
+  static constexpr int kSharedBytes =
+      2 * dim * (kKeyStages + kValueStages) * 128 + 2 * kQueryStages * kQueryElements + 4096;
 };
 
 // Tiles as they are stored, where they are converted.
@@ -99,11 +109,11 @@ struct StoredTiles<S, true> {
 template <typename S>
 struct HopperShared : StoredTiles<S, S::kConverts> {
   alignas(1024) typename S::T query[S::kQueryStages][S::kQueryElements];  // panels of kRows rows
-  alignas(1024) typename S::Math keys[S::kStages][S::kKeys * S::kDim];
-  alignas(1024) typename S::Math values[S::kStages][S::kKeys * S::kDim];
+  alignas(1024) typename S::Math keys[S::kKeyStages][S::kKeys * S::kDim];
+  alignas(1024) typename S::Math values[S::kValueStages][S::kKeys * S::kDim];
   uint64_t query_full[S::kQueryStages], query_empty[S::kQueryStages];
-  uint64_t keys_full[S::kStages], keys_empty[S::kStages];
-  uint64_t values_full[S::kStages], values_empty[S::kStages];
+  uint64_t keys_full[S::kKeyStages], keys_empty[S::kKeyStages];
+  uint64_t values_full[S::kValueStages], values_empty[S::kValueStages];
   typename S::Work work[S::kQueryStages];  // comes with the queries; no rows: there is no more
   int merges;
   uint64_t stored_keys_full[S::kStored], stored_values_full[S::kStored];  // of tiles that are converted

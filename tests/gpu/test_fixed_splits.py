@@ -185,8 +185,9 @@ def test_any_step(lens: list[int], kv_heads: int, block_size: int, head_dim: int
     check(on_gpu(step))
 
 
-@pytest.mark.parametrize("batch", [1, 8, 130])
-def test_in_a_cuda_graph_between_gemms_it_reads_what_the_one_ahead_wrote(batch: int) -> None:
+@pytest.mark.parametrize("batch", [1, 8, 32, 130])
+@pytest.mark.parametrize("rotates", [True, False])
+def test_in_a_cuda_graph_between_gemms_it_reads_what_the_one_ahead_wrote(batch: int, rotates: bool) -> None:
     """Several layers on one workspace, replayed with fresh rows: nothing is read too early, or left over."""
     heads, kv_heads, head_dim, hidden = 32, 8, 64, 2048  # of which GEMMs are our own
     lens = [130 + 97 * seq % 1500 for seq in range(batch)]
@@ -213,10 +214,11 @@ def test_in_a_cuda_graph_between_gemms_it_reads_what_the_one_ahead_wrote(batch: 
     def in_two(step: Step, out: Tensor) -> None:
         out.copy_(by_two(step, MASKS))
 
-    forward(in_one)
+    captured = in_one if rotates else in_two
+    forward(captured)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = forward(in_one)
+        result = forward(captured)
     for seed in range(20):
         x.copy_(torch.randn(batch, hidden, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16))
         graph.replay()

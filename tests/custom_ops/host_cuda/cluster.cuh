@@ -57,6 +57,7 @@ namespace host {
 
 constexpr size_t kMemory = 228 << 10, kBegin = 16;  // where dynamic memory begins
 constexpr int kPatience = 1000;                     // rounds without news
+constexpr int kIdle = 200;                          // after which nothing goes on by itself
 
 struct Barrier {
   int count = 0, pending = 0, phase = 0;
@@ -106,6 +107,8 @@ inline Fiber* current;
 inline std::mt19937 generator;
 inline std::vector<std::function<void()>> arriving;
 inline std::function<void()> body;
+inline std::function<void()> predecessor;  // what the kernel ahead has still to do; none: it has ended
+inline int64_t num_early;                  // copies that began before
 inline std::string failure;
 inline int64_t news;
 inline std::map<const void*, int64_t> waits_at_cluster;  // of a fiber
@@ -201,9 +204,11 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
     alive.push_back(&fiber);
   }
   int64_t before = -1;
+  const int idle_ahead = predecessor && generator() % 4 == 0 ? 0 : kIdle;  // rounds
   for (int rounds = 0; !alive.empty() && failure.empty(); ++rounds) {
     if (news != before) rounds = 0, before = news;
     check(rounds < kPatience, "all wait");
+    if (predecessor && rounds >= idle_ahead) std::exchange(predecessor, nullptr)(), ++news;
     for (size_t i = 0; i < alive.size(); ++i) {
       if (generator() % pause[(alive[i] - fibers.data()) / 32] != 0) continue;
       current = alive[i], threadIdx = {current->thread, 0, 0}, blockIdx = {first + current->block, block_row, 0};
@@ -314,6 +319,7 @@ inline int swizzled(int row, int byte) { return row * 128 + (byte ^ (row % 8 * 1
 
 inline void tma_load_to(int rank, uint32_t to, const CUtensorMap* from, int x, int y, int z, int w, uint32_t barrier) {
   host::check(to % 1024 == 0, "a tile begins at no multiple of 1024");
+  host::num_early += host::predecessor ? 1 : 0;
   const auto arrive_later = [to, map = *from, x, y, z, w, barrier, rank] {
     const int rows = map.box[1] * map.box[2] * map.box[3];
     host::check_place(host::blocks[rank], to, rows * 128);
@@ -496,7 +502,9 @@ inline void sync_cluster() {
   arrive_at_cluster();
   wait_for_cluster();
 }
-inline void wait_for_predecessor() {}
+inline void wait_for_predecessor() {
+  while (host::predecessor) host::yield();
+}
 inline void start_successor() {}
 template <int count>
 void allocate_registers() {}

@@ -33,8 +33,33 @@ void make_maps(const PagedAttentionArguments& p, typename S::Parameters& a) {
   a.value_map = map_cache(p.value_cache, p.value_block, p.value_token, p.value_head);
 }
 
+// What the kernel ahead writes: other bits while it runs, and nobody else may write there.
+struct Region {
+  char* data;
+  int64_t bytes;
+};
+using Regions = std::vector<Region>;
+
+// Runs a block while the kernel ahead does.
 template <typename S>
-void launch(const FixedSplitArguments& p) {
+void run_block(const typename S::Parameters& a, unsigned block, const Regions& ahead) {
+  std::vector<std::string> written;
+  for (const auto& [data, bytes] : ahead) {
+    written.emplace_back(data, bytes);
+    std::memset(data, 0xff, bytes);
+  }
+  const auto write = [&] {
+    for (size_t i = 0; i < ahead.size(); ++i) std::memcpy(ahead[i].data, written[i].data(), ahead[i].bytes);
+  };
+  if (!ahead.empty()) host::predecessor = write;
+  host::run_cluster(block, 1, S::kThreads, S::kSharedBytes, [&] { hopper_attention_kernel<S>(a); });
+  if (!host::predecessor) return;
+  host::check(block != 0, "the first block ends before the kernel ahead");
+  std::exchange(host::predecessor, nullptr)();
+}
+
+template <typename S>
+void launch(const FixedSplitArguments& p, const Regions& ahead) {
   const PagedAttentionArguments& call = p.rotating.attention;
   typename S::Parameters a;
   if constexpr (S::kRotates)
@@ -50,8 +75,7 @@ void launch(const FixedSplitArguments& p) {
   std::shuffle(order.begin(), order.end(), host::generator);
   gridDim.x = blocks;
   for (const unsigned block : order)
-    if (host::failure.empty())
-      host::run_cluster(block, 1, S::kThreads, S::kSharedBytes, [&] { hopper_attention_kernel<S>(a); });
+    if (host::failure.empty()) run_block<S>(a, block, ahead);
 }
 
 template <typename Function>
@@ -71,17 +95,21 @@ int with_shape(int64_t kind, int64_t head_dim, const Function& function) {
 
 extern "C" int64_t arguments_size() { return sizeof(FixedSplitArguments); }
 
-// What went wrong; empty where nothing did. Threads take turns, and copies arrive, as the seed says.
-extern "C" const char* run(const FixedSplitArguments* p, int64_t seed) {
+// What went wrong; empty where nothing did. Threads take turns, copies arrive, and the kernel ahead ends, as the seed
+// says.
+extern "C" const char* run(const FixedSplitArguments* p, int64_t seed, const lamina::Region* ahead, int64_t count) {
   host::only_array = reinterpret_cast<char*>(lamina::memory);
-  host::failure.clear(), host::generator.seed(static_cast<unsigned>(seed));
+  host::failure.clear(), host::generator.seed(static_cast<unsigned>(seed)), host::num_early = 0;
   const PagedAttentionArguments& call = p->rotating.attention;
   lamina::with_shape(call.kind, call.head_dim, [&](auto shape) {
-    lamina::launch<decltype(shape)>(*p);
+    lamina::launch<decltype(shape)>(*p, {ahead, ahead + count});
     return 0;
   });
   return host::failure.c_str();
 }
+
+// Copies of the last run that began before the kernel ahead had ended.
+extern "C" int64_t early_copies() { return host::num_early; }
 
 // What plans ask of a kernel.
 extern "C" int shape_of(int64_t kind, int64_t head_dim, int64_t* rows, int64_t* partial_floats) {
