@@ -54,9 +54,11 @@ __device__ __forceinline__ void for_vecs(int64_t hidden, const Function& f) {
   }
 }
 
+constexpr int kMostHeld = 8;  // vectors of all ranks that a thread of a whole block has registers for
+
 // A block has one row, and a thread sends all that it has of it before it waits for anybody.
 template <typename T, int kVecs, int kRanks, Sum kSum>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kMaxThreads, 1)
     all_reduce_and_norm_by_packets(const __grid_constant__ AllReduceAddNorm<T> p) {
   constexpr int kWidth = kVecWidth<T>;
   const RowNorm<T> norm = norm_of_rank(p);
@@ -138,17 +140,21 @@ inline int all_reduce_add_rms_norm(const AllReduceAddNormArguments& p) {
       const auto launch = [&](auto kernel, int64_t blocks) {
         return static_cast<int>(launch_ranks(kernel, blocks, p.num_local, threads, p.stream, call));
       };
-      // of more threads each has too few registers for what it receives
-      if (threads <= kThreads && goes_in_packets(bytes, p.packet_bytes, p.rows, p.max_blocks))
-        return with_most_ranks(p.num_ranks, [&](auto most) {
-          constexpr int kVecs = each.value, kRanks = most.value;
+      const auto launch_meeting = [&] {
+        return launch(p.unrounded ? all_reduce_and_norm<T, each.value, Sum::kUnrounded>
+                                  : all_reduce_and_norm<T, each.value, Sum::kRounded>,
+                      smaller(p.rows, p.max_blocks));
+      };
+      if (!goes_in_packets(bytes, p.packet_bytes, p.rows, p.max_blocks)) return launch_meeting();
+      return with_most_ranks(p.num_ranks, [&](auto most) {
+        constexpr int kVecs = each.value, kRanks = most.value;
+        if constexpr (kVecs * kRanks > kMostHeld)
+          return launch_meeting();
+        else
           return launch(p.unrounded ? all_reduce_and_norm_by_packets<T, kVecs, kRanks, Sum::kUnrounded>
                                     : all_reduce_and_norm_by_packets<T, kVecs, kRanks, Sum::kRounded>,
                         p.rows);
-        });
-      return launch(p.unrounded ? all_reduce_and_norm<T, each.value, Sum::kUnrounded>
-                                : all_reduce_and_norm<T, each.value, Sum::kRounded>,
-                    smaller(p.rows, p.max_blocks));
+      });
     });
   });
 }

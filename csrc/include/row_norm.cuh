@@ -10,7 +10,7 @@
 
 namespace lamina {
 
-constexpr int kThreads = 256, kMaxThreads = 512;  // threads a row: wanted, at most
+constexpr int kMaxThreads = 512;  // of a row: as many as it has vectors, up to here
 
 // What is normed: x itself, the sum of x and residual rounded to T, or that sum as float has it.
 enum class Sum { kNone, kRounded, kUnrounded };
@@ -203,7 +203,7 @@ inline bool block_holds(int64_t vecs) { return ceil_div(vecs, 4) <= kMaxThreads;
 // many others there are.
 template <typename Launch>
 int with_held_row(int64_t vecs, const Launch& launch) {
-  const int64_t wanted = ceil_div(vecs, kThreads);
+  const int64_t wanted = ceil_div(vecs, kMaxThreads);
   const auto call = [&](auto each) { return launch(each, ceil_div(ceil_div(vecs, each.value), kWarp) * kWarp); };
   if (wanted <= 1) return call(std::integral_constant<int, 1>{});
   if (wanted <= 2) return call(std::integral_constant<int, 2>{});

@@ -6,6 +6,8 @@
 
 namespace lamina {
 
+constexpr int kHeadThreads = 256;
+
 template <typename T>
 struct QkNorm {
   Heads<const T> query, key;
@@ -18,9 +20,9 @@ struct QkNorm {
 
 // `lanes` neighbours, a power of two, take one head, which they read twice: it stays in the first cache.
 template <typename T, int kWidth, Weight kWeight>
-__global__ void __launch_bounds__(kThreads) qk_norm_kernel(QkNorm<T> norm, int lanes) {
+__global__ void __launch_bounds__(kHeadThreads) qk_norm_kernel(QkNorm<T> norm, int lanes) {
   const int lane = threadIdx.x % lanes, count = norm.query.count + norm.key.count;
-  const int64_t head = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
+  const int64_t head = (static_cast<int64_t>(blockIdx.x) * kHeadThreads + threadIdx.x) / lanes;
   const bool inside = head < norm.num_tokens * count;  // all stay, since they add up together
   const int token = inside ? static_cast<int>(head / count) : 0, index = static_cast<int>(head % count);
   const bool is_query = index < norm.query.count;
@@ -49,8 +51,9 @@ int launch_qk_norm(const QkNorm<T>& norm, cudaStream_t stream) {
   int lanes = kWarp;  // no more than find something to do; by the head's size alone, so that bits do not vary
   while (lanes > 1 && lanes / 2 * kWidth >= norm.head_dim) lanes /= 2;
   const int64_t heads = norm.num_tokens * (norm.query.count + norm.key.count);
-  return launch_pdl(qk_norm_kernel<T, kWidth, kWeight>, dim3(static_cast<unsigned>(ceil_div(heads * lanes, kThreads))),
-                    dim3(kThreads), stream, norm, lanes);
+  return launch_pdl(qk_norm_kernel<T, kWidth, kWeight>,
+                    dim3(static_cast<unsigned>(ceil_div(heads * lanes, kHeadThreads))), dim3(kHeadThreads), stream,
+                    norm, lanes);
 }
 
 template <Weight kWeight, typename T>
