@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...common.logging import get_logger
 from ...runtime.sampling_params import SamplingParams
+from ...runtime.structured_outputs import KINDS, StructuredOutputs
 from ..config import ServeConfig
 from .record import RequestRecord
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 logger = get_logger("serving")
-TEXTS = ("stop", "bad_words")  # parameters that hold text
+TEXTS = ("stop", "bad_words", *KINDS, "reasoning_end", "reasoning_begin")  # parameters that hold text
 PROBES = ("/health", "/health/live", "/health/ready", "/metrics")
 MOST_TEXT = 8192  # characters of a prompt or answer that are logged, and tokens of a prompt that are decoded
 MOST_WAITING = 1000  # lines that wait to be written; further ones are dropped
@@ -136,14 +137,23 @@ def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
     return line
 
 
-def chosen(params: SamplingParams, *, with_text: bool) -> dict[str, Any]:
-    """Returns the parameters that were chosen; of those that are texts, without with_text, how many."""
-    line = {}
+def chosen(params: SamplingParams | StructuredOutputs, *, with_text: bool) -> Line:
+    """Returns the parameters that were chosen; of those that are texts, without with_text, how long they are.
+
+    A form of answers is told in the same way, as a schema has names and texts of its client's.
+    """
+    line: Line = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
         is_empty = field.default is None and hasattr(value, "__len__") and not len(value)
-        if value != field.default and not is_empty:
-            line[field.name] = len(value) if field.name in TEXTS and not with_text else value
+        if value == field.default or is_empty:
+            continue
+        if isinstance(value, StructuredOutputs):
+            line[field.name] = chosen(value, with_text=with_text)
+        elif field.name in TEXTS and not isinstance(value, bool):
+            line[field.name] = value if with_text else len(value)
+        else:
+            line[field.name] = value
     return line
 
 

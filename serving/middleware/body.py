@@ -67,7 +67,8 @@ def _check_type(request: Request) -> None:
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         message = f"content-type is {media[:80]!r}; wanted application/json"
         raise ApiError(status=415, message=message)
-    charset = parameters.lower().partition("charset=")[2].strip(' "')
+    named = (each.partition("=") for each in parameters.lower().split(";"))
+    charset = next((value.strip(' "') for name, _, value in named if name.strip() == "charset"), "")
     if charset not in ("", "utf-8", "utf8"):
         message = f"the content-type's charset is {charset[:80]!r}; wanted utf-8"
         raise ApiError(status=415, message=message)

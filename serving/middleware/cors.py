@@ -3,8 +3,8 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-METHODS = b"GET, POST, HEAD, OPTIONS"
-EXPOSED = b"X-Request-Id, X-Lamina-Ignored-Fields, Server-Timing, Retry-After"
+METHODS = b"GET, POST, DELETE, HEAD, OPTIONS"
+EXPOSED = b"X-Request-Id, X-Lamina-Ignored-Fields, X-Lamina-Not-Enforced, Server-Timing, Retry-After"
 MAX_AGE = b"600"  # seconds for which a browser keeps what a preflight was answered
 ALLOWED_BEFORE = "authorization, content-type, x-request-id, x-request-timeout, x-api-key"
 

@@ -39,6 +39,7 @@ OWN_NAMES = (  # of chats' fields, wherever they stand
     (re.compile(r"\btool_choice\.function\."), "tool_choice."),
     (re.compile(r"\bresponse_format(?:\.json_schema(?:\.schema)?)?\b"), "output_config.format.schema"),
     (re.compile(r"\btool_choice is required\b"), "tool_choice is any"),
+    (re.compile(r"^stop(?=$|\[| is | holds )|\bstop(?==None\b)"), "stop_sequences"),
 )
 
 

@@ -12,7 +12,7 @@ from ..served_models import models_of
 async def abort(request: Request) -> Response:
     """Answers {id, object, aborted}; 404 where the key that asks has no running request of this id.
 
-    The id is that of the response, as chatcmpl-..., or the X-Request-Id of the request.
+    The id is that of the response, as chatcmpl-..., or the X-Request-Id of the request; it may have slashes.
     """
     request_id = request.path_params["id"]
     if not await models_of(request).abort(key_of(request), request_id):
@@ -22,6 +22,6 @@ async def abort(request: Request) -> Response:
 
 
 ROUTES: list[BaseRoute] = [
-    Route("/v1/requests/{id}/abort", abort, methods=["POST"]),
-    Route("/v1/requests/{id}", abort, methods=["DELETE"]),
+    Route("/v1/requests/{id:path}/abort", abort, methods=["POST"]),
+    Route("/v1/requests/{id:path}", abort, methods=["DELETE"]),
 ]

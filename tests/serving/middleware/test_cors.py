@@ -7,6 +7,7 @@ import pytest
 
 from lamina.common.errors import ConfigError
 from lamina.serving.config import ServeConfig
+from lamina.serving.streaming.handlers import NOT_ENFORCED
 
 from ..conftest import RunningServer
 
@@ -36,6 +37,20 @@ def test_a_preflight_needs_no_key(guarded: httpx.Client, path: str) -> None:
     assert "POST" in answer.headers["access-control-allow-methods"]
     allowed = answer.headers["access-control-allow-headers"].lower().split(", ")
     assert {"authorization", "content-type", "x-stainless-os"} <= set(allowed)
+
+
+def test_a_page_may_use_every_method_of_every_route(server: RunningServer, guarded: httpx.Client) -> None:
+    answer = guarded.options("/v1/models", headers=ASKED)
+    served = {method for route in server.server.app.routes for method in getattr(route, "methods", ())}
+    assert "DELETE" in served
+    assert served <= set(answer.headers["access-control-allow-methods"].split(", "))
+    assert served <= set(answer.headers["allow"].split(", "))
+
+
+def test_a_page_may_read_what_a_header_says_of_its_request(guarded: httpx.Client) -> None:
+    answer = guarded.get("/v1/models", headers={"authorization": "Bearer secret", "origin": PAGE})
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {NOT_ENFORCED, "X-Lamina-Ignored-Fields", "X-Request-Id", "Retry-After"} <= {*exposed}
 
 
 @pytest.mark.parametrize(

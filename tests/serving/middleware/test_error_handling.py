@@ -64,6 +64,13 @@ def error_of(answer: httpx.Response) -> dict[str, object]:
         (
             "POST",
             "/v1/chat/completions",
+            {"content": b"{}", "headers": {"content-type": "application/json; q=1; charset=latin-1; p=2"}},
+            415,
+            "unsupported_media_type",
+        ),
+        (
+            "POST",
+            "/v1/chat/completions",
             {"content": b"{}", "headers": {"content-encoding": "gzip"}},
             415,
             "unsupported_media_type",
@@ -80,7 +87,16 @@ def test_what_is_refused_is_refused_in_the_one_shape(
         assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("kind", [None, "application/json; charset=UTF-8", "application/problem+json"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        "application/json; charset=UTF-8",
+        "application/problem+json",
+        "application/json; charset=utf-8; profile=x",
+        'application/json;q=1;Charset="utf-8" ;xcharset=latin-1',
+    ],
+)
 def test_json_is_taken_under_each_of_its_names(client: httpx.Client, kind: str | None) -> None:
     request = client.build_request("POST", "/v1/chat/completions", content=json.dumps(CHAT))
     if kind is not None:

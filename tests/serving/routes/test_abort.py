@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 
@@ -10,6 +11,7 @@ from ...engine_gate import comes_true
 
 SECRETS = {"alice": "sk-alice", "bob": "sk-bob"}
 LONG = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
+PRINTABLE = "".join(map(chr, range(ord("!"), ord("~") + 1)))  # all that an id may hold
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +86,14 @@ def test_a_request_ends_by_the_id_of_its_response(shared, method):
     shared.comes_to_rest()
 
 
-def test_a_request_ends_by_the_id_that_its_client_gave(shared):
-    with shared.held() as engine, ThreadPoolExecutor() as pool:
-        given = {"json": LONG, "headers": headers("alice", "mine")}
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("request_id", ["mine", "jobs/7", "/", "a/abort", "../x", PRINTABLE])
+def test_a_request_ends_by_the_id_that_its_client_gave(shared, request_id, method):
+    with ThreadPoolExecutor() as pool, shared.held() as engine:  # a failure lets it answer
+        given = {"json": LONG, "headers": headers("alice", request_id)}
         asking = pool.submit(shared.client.post, "/v1/completions", **given)
         engine.wait_for(1)
-        assert abort(shared, "alice", "mine").status_code == 200
+        assert abort(shared, "alice", quote(request_id, safe=""), method).status_code == 200
         answer = asking.result(60)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["finish_reason"] == "abort"

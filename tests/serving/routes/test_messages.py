@@ -127,8 +127,7 @@ def test_what_is_wrong_is_refused_in_anthropics_shape(client: httpx.Client, chan
     assert answer.status_code == 400, answer.text
     error = msgspec.convert(answer.json(), MessageErrorResponse).error
     assert error.type == "invalid_request_error"
-    named = next(iter(change)).removesuffix("_sequences")
-    assert named in error.message
+    assert next(iter(change)) in error.message
 
 
 def test_an_answer_keeps_to_a_schema(client: httpx.Client) -> None:
