@@ -311,8 +311,9 @@ def _biases(biases: Any) -> dict[int, float]:
     for key, value in items("logit_bias", biases.items(), MAX_BIASES):
         digits = isinstance(key, str) and len(key) <= len(str(LARGEST)) and key.isascii() and key.isdigit()
         id_ = int(key) if digits else as_int(key)
-        if id_ is None or not 0 <= id_ <= LARGEST:
-            raise RequestError(f"logit_bias holds the key {shown(key)}; wanted a token id, 0 or more")
+        if id_ is None or not 0 <= id_ <= LARGEST or id_ in plain:
+            wanted = "a token id, 0 or more, that no other is"
+            raise RequestError(f"logit_bias holds the key {shown(key)}; wanted {wanted}")
         name = f"logit_bias[{shown(key)}]"
         bias = number(name, value, "-100 to 100", low=-100.0, high=100.0, optional=False)
         assert bias is not None

@@ -224,6 +224,9 @@ class ServeConfig:
     def _check_names(self) -> None:
         if not self.model_names:
             raise ConfigError("model_names is empty; wanted one name or more")
+        for name in self.model_names:
+            if self.model_names.count(name) > 1:
+                raise ConfigError(f"model_names holds {shown(name)} twice; wanted each name once")
         names = [name for name, _ in self.adapters]
         for module, (name, folder) in zip(self.lora_modules, self.adapters, strict=True):
             if not name or not folder or name in self.model_names or names.count(name) > 1:

@@ -131,7 +131,7 @@ def request_timeout(headers: "Headers") -> float:
     if given is None:
         return math.inf
     try:
-        seconds = float(given)
+        seconds = float(given if "_" not in given else "")  # Python alone has 1_000
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_TIMEOUT:

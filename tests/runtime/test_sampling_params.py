@@ -49,6 +49,8 @@ from lamina.runtime.sampling_params import SamplingParams, check_ids, resolve_ba
         {"logit_bias": {5: 101}},
         {"logit_bias": {"5": -100.5}},
         {"logit_bias": {5: None}},
+        {"logit_bias": {"5": 1, "05": 2}},
+        {"logit_bias": {5: 1, "5": 2}},
         {"allowed_token_ids": []},
         {"allowed_token_ids": [-1]},
         {"allowed_token_ids": 5},

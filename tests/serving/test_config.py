@@ -18,6 +18,7 @@ from lamina.serving.config import ServeConfig
         ("model_names", 5),
         ("model_names", ["a", ""]),
         ("model_names", ["a\nb"]),
+        ("model_names", ["a", "a"]),
         ("host", ""),
         ("host", "a b\n"),
         ("host", 127),
