@@ -102,9 +102,11 @@ class CompletionLogprobsWriter:
 
     num_top: int
     names: TokenNames
-    is_skipped: Callable[[int], bool] = lambda token_id: False  # tokens that the text leaves out
+    is_skipped: Callable[[int], bool] = lambda token_id: False  # tokens that an answer's text leaves out
+    echoed: str = ""  # what the text begins with, as a client wrote it: such tokens may stand in it
     loses_space: bool = False  # whether the text begins without the space of its first token
     _offset: int = 0
+    _special_end: int = 0  # of the last special token in what is echoed
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
@@ -113,11 +115,24 @@ class CompletionLogprobsWriter:
         """Returns those of the next tokens, of prompt or answer; found: None for a prompt's first."""
         piece = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
         for token_id, own in zip(token_ids, found, strict=True):
-            piece.text_offset.append(self._offset if self.is_skipped(token_id) else self._place(token_id))
+            is_special = self.is_skipped(token_id)
+            piece.text_offset.append(self._place_special(token_id) if is_special else self._place(token_id))
             piece.tokens.append(self.names.name(token_id))
             piece.token_logprobs.append(None if own is None else finite(own[token_id].logprob))
             piece.top_logprobs.append(None if own is None else self._top(own))
         return piece
+
+    def _place_special(self, token_id: int) -> int:
+        """Returns where the echoed text has a token that an answer's leaves out, or the next one's place.
+
+        A token ahead of it may have had a space more than the text, so it may be before the offset.
+        """
+        name = self.names.bytes_of(token_id).decode(errors="replace")
+        place = self.echoed.find(name, self._special_end) if name else -1
+        if not 0 <= place <= self._offset:
+            return self._offset
+        self._offset = self._special_end = place + len(name)
+        return place
 
     def _place(self, token_id: int) -> int:
         """Returns the character at which a token of the text begins, and goes on behind it.

@@ -45,8 +45,8 @@ async def create_chat_completion(request: Request) -> Response:
     return await respond(request, received, running, settings, CHAT, answered)
 
 
-def new_writer(processor: "InputProcessor", given: ChatRequest) -> WriteLogprobs:
-    """Returns what writes the log-probabilities of one answer."""
+def new_writer(processor: "InputProcessor", given: ChatRequest, _: str) -> WriteLogprobs:
+    """Returns what writes the log-probabilities of one answer, which echoes nothing."""
     names = token_names(processor.tokenizer, by_id=given.return_tokens_as_token_ids)
     num_top = given.top_logprobs or 0
     return lambda _, found: chat_logprobs([own for own in found if own is not None], num_top, names)

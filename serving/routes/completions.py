@@ -49,14 +49,15 @@ async def create_completion(request: Request) -> Response:
     return await respond(request, received, running, settings, COMPLETION, answered)
 
 
-def new_writer(processor: "InputProcessor", given: CompletionRequest) -> WriteLogprobs:
-    """Returns what writes the log-probabilities of one answer."""
+def new_writer(processor: "InputProcessor", given: CompletionRequest, echoed: str) -> WriteLogprobs:
+    """Returns what writes the log-probabilities of one answer, whose text begins with what is echoed."""
     tokenizer, skips = processor.tokenizer, given.skip_special_tokens
     special = tokenizer.special_tokens if tokenizer is not None and skips else {}
     return CompletionLogprobsWriter(
         num_top=given.logprobs or 0,
         names=token_names(tokenizer, by_id=given.return_tokens_as_token_ids),
         is_skipped=special.__contains__,
+        echoed=echoed,
         loses_space=given.echo and tokenizer is not None and tokenizer.loses_first_space,
     ).write
 

@@ -56,7 +56,7 @@ class ChunkEvents:
                 number,
                 f'{self._head}{{"index":{index},{before}',
                 close,
-                write_logprobs=settings.new_logprobs and settings.new_logprobs(),
+                write_logprobs=settings.new_logprobs and settings.new_logprobs(prompts[number].text),
                 reader=settings.new_reader and settings.new_reader(),
             )
             for index, number in enumerate(numbers)

@@ -24,7 +24,8 @@ class ResponseSettings:
     timing: Callable[[], Mapping[str, float]] | None = None  # milliseconds by phase, where a stream has them
     stream_interval: int = 1  # tokens of a chunk at least, but for the first and the last
     return_token_ids: bool = False
-    new_logprobs: Callable[[], WriteLogprobs] | None = None  # makes who writes those of one answer, if wanted
+    # Makes who writes those of one answer behind the text that it echoes, if any; None: nobody wants them.
+    new_logprobs: Callable[[str], WriteLogprobs] | None = None
     new_reader: Callable[[], AnswerReader] | None = None  # of one answer, where there is more in it than text
     tells_prompt_logprobs: bool = False  # in a field of their own; whole answers alone do
     echo: bool = False  # text and log-probabilities of a prompt come before those of its answers

@@ -79,7 +79,7 @@ def _logprobs(
     if settings.echo:
         token_ids = (*prompt.token_ids, *token_ids)
         found = (*(output.prompt_logprobs or ()), *found)
-    return settings.new_logprobs()(token_ids, found)
+    return settings.new_logprobs(prompt.text)(token_ids, found)
 
 
 def _of_prompt(settings: ResponseSettings, prompt: AnsweredPrompt, output: RequestOutput) -> dict[str, Any]:

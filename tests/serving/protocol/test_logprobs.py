@@ -66,6 +66,29 @@ def test_every_token_is_at_its_character_of_the_text(tokenizer, text, cut):
         assert shown.startswith(text_of_token, offset)
 
 
+@given(parts=st.lists(st.sampled_from(["a", " b", "<s>", "</s>"]), min_size=1, max_size=6))
+def test_special_tokens_that_a_prompt_has_as_text_are_at_their_characters(tokenizer, parts):
+    text = "".join(parts)
+    token_ids = tokenizer.encode(text, add_special_tokens=True)
+    special, names = tokenizer.special_tokens, token_names(tokenizer)
+    writer = CompletionLogprobsWriter(
+        num_top=0,
+        names=names,
+        is_skipped=special.__contains__,
+        echoed=text,
+        loses_space=tokenizer.loses_first_space,
+    )
+    piece = writer.write(token_ids, [place((token_id, -1.0, 1)) for token_id in token_ids])
+    said = sum(text.count(name) for name in ("<s>", "</s>") if name in set(special.values()))
+    placed = [
+        offset
+        for token_id, offset in zip(token_ids, piece.text_offset, strict=True)
+        if token_id in special and text.startswith(names.name(token_id), offset)
+    ]
+    assert len(set(placed)) == said
+    assert piece.text_offset == sorted(piece.text_offset)
+
+
 @example(token_ids=[173, 98, 4])  # two bytes of half a surrogate, a sign each
 @given(token_ids=st.lists(st.integers(4, 266), max_size=12))
 def test_tokens_behind_half_a_character_are_behind_its_sign(bbpe_tokenizer, token_ids):
