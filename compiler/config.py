@@ -1,6 +1,7 @@
 """What a user may ask of the compiler."""
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Literal
 
 from ..common.errors import ConfigError, UnknownSettingError, shown
@@ -41,4 +42,6 @@ class CompileConfig:
         for name in ("verify", "batch_invariant", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {shown(getattr(self, name))}; wanted True or False")
+        if not isinstance(self.passes, (tuple, list, NoneType)):
+            raise ConfigError(f"passes is {shown(self.passes)}; wanted None or a tuple of names and passes")
         check_passes(self.passes or ())

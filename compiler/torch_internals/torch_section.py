@@ -203,6 +203,11 @@ def compiling() -> Iterator[None]:
         yield
 
 
+def import_dynamo() -> None:
+    """For who runs ops on meta tensors, some of which import it otherwise, and leave a folder in TMPDIR."""
+    _imported("torch._dynamo")
+
+
 _import_lock = threading.Lock()
 
 

@@ -1,6 +1,7 @@
 """The decision log: every decision of a scheduler in a file, without a word of text, to be replayed."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -194,5 +195,26 @@ def open_decision_log(path: str | Path) -> TextIO:
     """
     try:
         return Path(path).expanduser().open("w", buffering=1, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"record is {shown(str(path))}, which cannot be written: {error}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+        raise _cannot_be_written(path, str(error)) from error
+
+
+def check_decision_log(path: str | Path) -> None:
+    """ConfigError for a path that open_decision_log would refuse, as far as can be told without a file made.
+
+    Called before weights are read and workers started, which take longer than to find a misspelt folder.
+    """
+    try:
+        file = Path(path).expanduser()
+        if file.is_dir():
+            raise _cannot_be_written(path, "it is a folder")
+        if not file.parent.is_dir():
+            raise _cannot_be_written(path, f"{file.parent} is no folder")
+    except (OSError, RuntimeError) as error:
+        raise _cannot_be_written(path, str(error)) from error
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise _cannot_be_written(path, "permission is denied")
+
+
+def _cannot_be_written(path: str | Path, reason: str) -> ConfigError:
+    return ConfigError(f"record is {shown(str(path))}, which cannot be written: {reason}")

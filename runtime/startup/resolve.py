@@ -11,6 +11,7 @@ from ...common.logging import get_logger, log_once
 from ...common.progress import Progress, say_nothing
 from ...common.store import Store
 from ...compiler.numerics import MAX_NUM_TOKENS
+from ...compiler.torch_internals.torch_section import import_dynamo
 from ...custom_ops._shared.fp8 import FP8
 from ...custom_ops.all_reduce.group import current_group, current_world
 from ...custom_ops.write_kv_cache.int8_rows import INT8
@@ -22,6 +23,7 @@ from ...models.quantization.model_schemes import ModelSchemes
 from ...models.registry import ModelDefinition
 from ...models.stages import stages_of
 from ..config import DTYPES, RuntimeConfig
+from ..scheduler.decision_log import check_decision_log
 from ..worker.slabs import taken_bytes
 from . import memory
 from .drafting import with_drafter
@@ -96,11 +98,15 @@ def resolve(
 
     Raises ConfigError for what does not fit, and for positions beyond those that the checkpoint is meant for.
     """
+    if config.record is not None:
+        check_decision_log(config.record)
     max_model_len = config.max_model_len or _default_len(model, pooling)
     if max_model_len > model.declared_positions:
         _check_long_context(config, model, max_model_len)
     max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     num_stages = config.pipeline_parallel
+    if num_stages > 1:
+        import_dynamo()
     resolved = ResolvedRuntime(
         config=config,
         store=store,
@@ -205,4 +211,6 @@ def _swap_bytes(resolved: ResolvedRuntime) -> int:
     least = taken_bytes(block, is_pinned=resolved.device.type == "cuda")
     if asked < least:
         raise ConfigError(f"swap_bytes is {asked}; wanted 0 or at least {least}, for a block of every layer")
+    if asked > (most := memory.available_bytes(torch.device("cpu"))):
+        raise ConfigError(f"swap_bytes is {asked}; wanted at most {most}, what the host has to spare")
     return asked

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import BeamSearchParams, ConfigError, LaminaError, RequestError, SamplingParams
+from lamina import BeamSearchParams, CompileConfig, ConfigError, LaminaError, RequestError, SamplingParams
 from lamina.common.errors import MOST_SAID, clipped, shown
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.request_options import RequestOptions
@@ -165,3 +165,17 @@ def test_how_actors_lie_is_a_setting_of_the_ray_executor_alone():
 def test_several_engines_may_have_any_executor_of_processes():
     for executor in ("multiproc", "ray"):
         assert RuntimeConfig(model="m", executor=executor, data_parallel=2).parallel.data_parallel == 2
+
+
+@pytest.mark.parametrize("passes", [0, 5, "", "lower", False, {}, print], ids=repr)
+def test_passes_are_none_or_several(passes):
+    with pytest.raises(ConfigError, match=r"passes is .*; wanted None or a tuple"):
+        CompileConfig(passes=passes)
+    assert CompileConfig(passes=()).passes == ()
+
+
+def test_exact_numerics_and_batch_invariance_exclude_each_other():
+    """Exact keeps the sums of the model's own GEMMs, which libraries make in another order for more rows."""
+    with pytest.raises(ConfigError, match="numerics is 'exact' and batch_invariant True; wanted one"):
+        RuntimeConfig(model="m", numerics="exact", compile=CompileConfig(batch_invariant=True))
+    assert RuntimeConfig(model="m", numerics="exact", compile=CompileConfig()).numerics == "exact"

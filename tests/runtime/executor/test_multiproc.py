@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import getpass
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from lamina import AsyncRuntime, EngineDeadError, LoadError, Runtime, SamplingPa
 from lamina.common.errors import ConfigError, EngineError
 from lamina.runtime import child_process
 from lamina.runtime.executor import worker_answers, worker_processes
+from lamina.runtime.startup import over_processes
 from lamina.runtime.structured_outputs import StructuredOutputs
 
 from ..asking import SHORT, SMALL
@@ -287,3 +290,39 @@ def test_a_core_in_a_process_of_its_own_has_workers_and_is_lost_with_them(tiny_t
                 await runtime.generate(PROMPTS[0], LONG).output()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"record": "/nowhere/log"}, "record is '/nowhere/log', which cannot be written: /nowhere is no"),
+        ({"record": "/tmp"}, "record is '/tmp', which cannot be written: it is a folder"),
+        ({"record": "~nobody-of-this-name/log"}, "record is '~nobody-of-this-name/log', which cannot be"),
+        ({"swap_bytes": 2**62}, f"swap_bytes is {2**62}; wanted at most"),
+    ],
+    ids=str,
+)
+def test_what_this_process_can_refuse_starts_no_worker(tiny_folder, monkeypatch, settings, named):
+    started = []
+    monkeypatch.setattr(over_processes, "WorkerProcesses", lambda *given, **named: started.append(given))
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        Runtime.from_pretrained(tiny_folder, **SMALL | {"executor": "multiproc"} | settings)
+    assert not started
+
+
+def test_sharing_out_layers_leaves_no_folder_of_torch(tiny_folder, tmp_path):
+    """In a new process: torch imports Dynamo, which makes a folder, for the first ops on meta tensors."""
+    program = (
+        "import sys; from lamina.runtime.config import RuntimeConfig;"
+        "from lamina.runtime.startup.loader import resolve_runtime;"
+        "from lamina.common.progress import say_nothing;"
+        "config = RuntimeConfig(model=sys.argv[1], device='cpu', compile=False, pipeline_parallel=2);"
+        "assert len(resolve_runtime(config, say_nothing).stages) == 2"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    command = [sys.executable, "-c", program, str(tiny_folder)]
+    subprocess.run(command, env=environment | {"TMPDIR": str(tmp_path)}, check=True)
+    try:
+        assert not [path.name for path in tmp_path.iterdir()]
+    finally:
+        shutil.rmtree(tmp_path / f"torchinductor_{getpass.getuser()}", ignore_errors=True)
