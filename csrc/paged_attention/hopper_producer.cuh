@@ -36,8 +36,8 @@ class HopperKVProducer {
       wait_barrier(shared_address(&shared_.query_full[state.stage]), state.parity);
       const WorkTile work = shared_.work[state.stage];
       if (work.rows == 0) return;
-      // By every lane, since each has read `work`. In decode of many sequences not before the last tile is on its way:
-      // work that is taken earlier would wait here, while blocks that begin later have none.
+      // By every lane, since each has read `work`. In decode of many sequences not before the last tile's load has
+      // started: work that is taken earlier would wait here, while blocks that begin later have none.
       if constexpr (!kBeginsEarly) arrive(shared_address(&shared_.query_empty[state.stage]));
       if constexpr (S::kRotates)
         if (!writes_its_keys(a_.call, work)) wait_for_predecessor();  // which may have written some

@@ -140,7 +140,7 @@ def access(scope: "Scope", route: str, record: RequestRecord) -> dict[str, Any]:
 def chosen(params: SamplingParams | StructuredOutputs, *, with_text: bool) -> Line:
     """Returns the parameters that were chosen; of those that are texts, without with_text, how long they are.
 
-    A form of answers is told in the same way, as a schema has names and texts of its client's.
+    A form of answers is logged in the same way, as a schema has names and texts of its client's.
     """
     line: Line = {}
     for field in dataclasses.fields(params):

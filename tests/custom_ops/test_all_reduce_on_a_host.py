@@ -26,7 +26,7 @@ from . import host_kernels
 
 pytestmark = pytest.mark.skipif(host_kernels.COMPILER is None, reason="needs a C++ compiler")
 
-MAX_BYTES, MAX_BLOCKS, EPS = 8448, 3, 1e-5
+MAX_BYTES, MAX_BLOCKS, EPS = 16640, 3, 1e-5
 EPOCH_WORD = 2 * peers.MAX_BLOCKS * MAX_RANKS  # of a rank's memory, behind the flags of two meetings
 
 
@@ -178,7 +178,7 @@ def test_both_sides_lay_out_memory_alike() -> None:
 sums = st.builds(Sum, st.integers(1, 64), st.booleans())
 small_sums = st.builds(Sum, st.integers(1, 24), st.just(value=False))
 norms = st.builds(Norm, st.integers(1, 7), st.sampled_from([24, 64]), st.booleans())
-wide_norms = st.builds(Norm, st.integers(1, 7), st.sampled_from([24, 64, 520, 1032, 2064]), st.booleans())
+wide_norms = st.builds(Norm, st.integers(1, 7), st.sampled_from([24, 64, 520, 1032, 2064, 4112]), st.booleans())
 cases = st.builds(
     Case,
     size=st.integers(2, 8),
