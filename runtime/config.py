@@ -175,7 +175,7 @@ class RuntimeConfig:
         _check_choice("numerics", self.numerics, NUMERICS)
         if self.numerics == "exact" and self.batch_invariant:
             got = "numerics is 'exact' and batch_invariant True"
-            raise ConfigError(f"{got}; wanted one of the two: each asks for an order of its own in GEMMs' sums")
+            raise ConfigError(f"{got}; wanted one of them: each asks for an order of its own in GEMMs' sums")
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8", "int8"))
         _check_choice("pooling", self.pooling, ("auto", *POOLINGS))
         if self.pooling != "auto" and self.speculative is not None:

@@ -178,7 +178,8 @@ def test_both_sides_lay_out_memory_alike() -> None:
 sums = st.builds(Sum, st.integers(1, 64), st.booleans())
 small_sums = st.builds(Sum, st.integers(1, 24), st.just(value=False))
 norms = st.builds(Norm, st.integers(1, 7), st.sampled_from([24, 64]), st.booleans())
-wide_norms = st.builds(Norm, st.integers(1, 7), st.sampled_from([24, 64, 520, 1032, 2064, 4112]), st.booleans())
+widths = st.sampled_from([24, 64, 520, 1032, 2064, 4112])
+wide_norms = st.builds(Norm, st.integers(1, 7), widths, st.booleans())
 cases = st.builds(
     Case,
     size=st.integers(2, 8),
