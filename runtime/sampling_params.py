@@ -312,7 +312,7 @@ def _biases(biases: Any) -> dict[int, float]:
         digits = isinstance(key, str) and len(key) <= len(str(LARGEST)) and key.isascii() and key.isdigit()
         id_ = int(key) if digits else as_int(key)
         if id_ is None or not 0 <= id_ <= LARGEST or id_ in plain:
-            wanted = "token ids, 0 or more, each once"
+            wanted = "a token id, 0 or more, and each once"
             raise RequestError(f"logit_bias holds the key {shown(key)}; wanted {wanted}")
         name = f"logit_bias[{shown(key)}]"
         bias = number(name, value, "-100 to 100", low=-100.0, high=100.0, optional=False)
