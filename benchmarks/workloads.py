@@ -26,6 +26,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": False,
     },
+    "70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
     "8b half": {  # what each of two ranks computes of 8b
         "hidden_size": 4096,
         "intermediate_size": 7168,
