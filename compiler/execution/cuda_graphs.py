@@ -16,6 +16,7 @@ from ..torch_internals import torch_compat
 from .plan import BoundPlan
 
 Run = Callable[[], Any]
+Replay = Callable[..., Any]  # with the rows that are wanted, of pieces
 Stream: Any = torch.cuda.Stream  # torch leaves it without types
 
 
@@ -39,7 +40,7 @@ class GraphRecord:
 
 @dataclass(slots=True)
 class _Capture:
-    replay: Run
+    replay: Replay
     addresses: tuple[int, ...]  # of the tensors it reads that others write
     record: GraphRecord
     is_checked: bool = False
@@ -73,17 +74,26 @@ class CudaGraphs:
     ) -> None:
         """Capture a plan's pieces for one number of tokens; attend is called between them at every replay.
 
-        token_ids and positions [T] int32 are rewritten before each; a replay returns hidden states [T, H].
+        token_ids and positions [T] int32 are rewritten before each; a replay returns hidden states [T, H], or
+        those [R, H] of the tokens [R] int32 that it is asked for, by the last piece without its graph.
         """
         self._add(
             key, lambda: self._captured_pieces(plan, token_ids, positions, attend), (token_ids, positions)
         )
 
-    def replay(self, key: Hashable, reads: Sequence[Tensor], *, num_tokens: int, num_padded: int) -> Any:
+    def replay(
+        self,
+        key: Hashable,
+        reads: Sequence[Tensor],
+        *,
+        num_tokens: int,
+        num_padded: int,
+        rows: Tensor | None = None,
+    ) -> Any:
         """What the captured callable returned, now computed from what the tensors hold.
 
-        num_tokens and num_padded are for the ledger. CompileError where `reads` are not those of the capture,
-        which the first replay checks.
+        num_tokens and num_padded are for the ledger. rows: see capture_pieces. CompileError where `reads` are
+        not those of the capture, which the first replay checks.
         """
         capture = self._captures[key]
         if not capture.is_checked:
@@ -92,7 +102,7 @@ class CudaGraphs:
         record.num_replays += 1
         record.num_tokens += num_tokens
         record.num_padded_tokens += num_padded
-        return capture.replay()
+        return capture.replay() if rows is None else capture.replay(rows)
 
     def ledger(self) -> tuple[GraphRecord, ...]:
         """Every capture with its cost and use, in the order in which they were made."""
@@ -103,7 +113,7 @@ class CudaGraphs:
         self._captures.clear()
         self._pool = None
 
-    def _add(self, key: Hashable, capture: Callable[[], Run], reads: Sequence[Tensor]) -> None:
+    def _add(self, key: Hashable, capture: Callable[[], Replay], reads: Sequence[Tensor]) -> None:
         assert key not in self._captures, f"{key} is captured already"
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # nothing may run in the pool's memory when it is given out
@@ -152,11 +162,15 @@ class CudaGraphs:
                 graph.capture_end()
         return graph, result
 
-    def _captured_pieces(self, plan: BoundPlan, token_ids: Tensor, positions: Tensor, attend: Attend) -> Run:
+    def _captured_pieces(
+        self, plan: BoundPlan, token_ids: Tensor, positions: Tensor, attend: Attend
+    ) -> Replay:
         """A list of launches: replay a piece, attend on the tensors it left, and so on."""
         launches: list[Run] = []
+        last: list[Any] = []  # what the piece before takes
 
         def run_piece(call: Callable[[list[Any]], Sequence[Any]], arguments: list[Any]) -> Sequence[Any]:
+            last[:] = (self._borrowed(each) if isinstance(each, Tensor) else each for each in arguments)
             if self.device.type != "cuda":
                 results = tuple(call(arguments.copy()))
                 launches.append(partial(_run_into, call, tuple(arguments), results))
@@ -169,7 +183,7 @@ class CudaGraphs:
             launches.append(partial(attend, layer, *(self._borrowed(tensor) for tensor in tensors)))
 
         hidden = plan(token_ids, positions, attend_later, run_piece)
-        return partial(_launch, launches, self._borrowed(hidden))
+        return partial(_launch, launches, self._borrowed(hidden), partial(plan.call_last, last))
 
     def _borrowed(self, tensor: Tensor) -> Tensor:
         """The tensor without ownership: what the plan drops after its last use, later pieces may use again.
@@ -184,10 +198,12 @@ def _replay(graph: torch.cuda.CUDAGraph, result: Any) -> Any:
     return result
 
 
-def _launch(launches: Sequence[Run], result: Any) -> Any:
-    for launch in launches:
+def _launch(
+    launches: Sequence[Run], result: Tensor, call_last: Callable[[Tensor], Tensor], rows: Tensor | None = None
+) -> Tensor:
+    for launch in launches if rows is None else launches[:-1]:
         launch()
-    return result
+    return result if rows is None else call_last(rows)
 
 
 def _run_into(

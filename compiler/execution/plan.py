@@ -157,6 +157,12 @@ class BoundPlan:
         self._steps = _slot_steps(plan, slots, kept={*self._results})
         self._taken, self._received = plan.layout(plan.takes), received
         self._given = plan.layout(plan.gives) if plan.gives else None
+        self._with_rows = _inputs_with_rows(plan, weights)
+
+    @property
+    def can_take_rows(self) -> bool:
+        """Whether the last piece computes a result, from a row a token alone: of any tokens, then."""
+        return self._with_rows is not None
 
     def __call__(
         self,
@@ -166,11 +172,13 @@ class BoundPlan:
         run_piece: RunPiece | None = None,
         *,
         states: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, H] of T tokens [T] int32 at positions [T] int32.
 
         run_piece(call, arguments) is used for each piece in place of calling it, to capture it.
-        states: [T, columns], contiguous, of programs that take them.
+        states: [T, columns], contiguous, of programs that take them. rows [R] int32: the tokens whose hidden
+        states [R, H] are wanted, of a plan that can take them; all others' end with the last attention.
         """
         num_tokens = token_ids.shape[0]
         if token_ids.shape != positions.shape or not 0 < num_tokens <= MAX_NUM_TOKENS:
@@ -184,18 +192,51 @@ class BoundPlan:
         if self._received is not None:
             taken = self._taken.views(self._received, num_tokens)
             values[4 : 4 + len(taken)] = taken
-        for step in self._steps:
+        steps = self._steps if rows is None else self._steps[:-1]
+        for step in steps:
             _advance(step, values, attend, run_piece)
+        if rows is not None:
+            return self.call_last([values[slot] for slot in self._steps[-1].inputs], rows)
         results: list[Any] = [values[slot] for slot in self._results]
         if self._given is not None:  # to be captured as pieces are
             results = [*run_piece(self._pack, results)] if run_piece else [*self._pack(results)]
         result: Tensor = results[0]
         return result
 
+    def call_last(self, arguments: Sequence[Any], rows: Tensor) -> Tensor:
+        """Hidden states [R, H] of these tokens [R] int32, from what the last piece takes of all tokens."""
+        call = self._steps[-1].call
+        assert call is not None, "a plan that ends with attention"
+        assert self._with_rows is not None, "a plan that takes no rows"
+        found = call([_of_rows(*each, rows) for each in zip(arguments, self._with_rows, strict=True)])
+        result: Tensor = found[0]
+        return result
+
     def _pack(self, values: list[Any]) -> tuple[Tensor]:
         """The values that a stage gives, as one message."""
         assert self._given is not None, "nothing is given"
         return (self._given.packed(values, self._received),)
+
+
+def _inputs_with_rows(plan: Plan, weights: Mapping[str, Tensor]) -> tuple[bool, ...] | None:
+    """Which inputs of the last piece have a row a token, for one that gives the result of those alone.
+
+    Pieces do not mix tokens: those of a step are of any requests. None where the last step is another, or
+    where an input is nothing of what is known to have rows or to have none.
+    """
+    last = plan.steps[-1]
+    with_rows = {TOKEN_IDS, POSITIONS, STATES, *plan.values}
+    known = all(name in with_rows or name == NUM_TOKENS or name in weights for name in last.inputs)
+    if plan.gives or last.piece is None or last.outputs != (plan.result,) or not known:
+        return None
+    return tuple(name in with_rows for name in last.inputs)
+
+
+def _of_rows(value: Any, has_rows: bool, rows: Tensor) -> Any:
+    """An input of the last piece, for these tokens."""
+    if isinstance(value, int):
+        return len(rows)
+    return value.index_select(0, rows) if has_rows and value is not None else value
 
 
 def _advance(step: _SlotStep, values: list[Any], attend: Attend, run_piece: RunPiece | None) -> None:

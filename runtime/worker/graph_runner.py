@@ -14,6 +14,7 @@ from ...compiler.execution.plan import BoundPlan
 from ..protocol.scheduler_output import SchedulerOutput, no_requests
 from .attention import PagedAttention
 from .input_batch import BatchView, InputBatch, fits_captured
+from .sampler import rows_read
 
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 
@@ -156,20 +157,35 @@ class GraphRunner:
         )
         return computed
 
-    def replay_mixed(self, key: Mixed, batch: BatchView) -> Tensor:
-        """Hidden states [size, H] of the step that attention was begun with, good until the next replay."""
+    def rows_for(self, plan: SchedulerOutput, batch: BatchView) -> Tensor | None:
+        """The tokens [R] int32 whose hidden states are all that a step without drafts needs, if few are."""
+        takes_rows = isinstance(self._forward, BoundPlan) and self._forward.can_take_rows
+        return rows_read(plan, batch) if takes_rows and not self._adapts else None
+
+    def replay_mixed(self, key: Mixed, batch: BatchView, rows: Tensor | None = None) -> Tensor:
+        """Hidden states [size, H] of the step that attention was begun with, or of these rows [R, H].
+
+        Good until the next replay.
+        """
         assert self._cuda_graphs is not None
         hidden: Tensor = self._cuda_graphs.replay(
             key,
             (batch.token_ids, batch.positions),
             num_tokens=batch.num_tokens,
             num_padded=key.size - batch.num_tokens,
+            rows=rows,
         )
         return hidden
 
-    def forward(self, batch: BatchView) -> Tensor:
-        """Hidden states [T, H] without a CUDA graph, or while one is captured; good until the next step."""
+    def forward(self, batch: BatchView, rows: Tensor | None = None) -> Tensor:
+        """Hidden states [T, H], or of these rows [R, H], without a CUDA graph, or while one is captured.
+
+        Good until the next step.
+        """
         inputs = batch.token_ids, batch.positions
+        if rows is not None:
+            assert isinstance(self._forward, BoundPlan), "a forward that takes no rows"
+            return self._forward(*inputs, self._attention, rows=rows)
         query_len = batch.max_query_len
         is_decode = batch.num_samples == batch.num_tokens == batch.num_seqs * query_len
         if self._cpu_call_graphs is None or not is_decode:

@@ -21,7 +21,7 @@ from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
 from .drafter import Drafter
 from .grammar_masks import Failure, GrammarMasks, NewMatcher
-from .graph_runner import Computed, Decode, Forward, GraphRunner, Mixed
+from .graph_runner import Computed, Decode, Forward, GraphRunner
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
 from .launched_step import LaunchedStep
@@ -304,17 +304,16 @@ class ModelRunner:
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
         """The step in the input batch, and what it computed."""
         graphs = self._graphs_of(plan.adapters is not None)
-        match graphs.size_for(plan, is_greedy=self._chooses_by_parts(plan.is_greedy)):
-            case Decode(size, query_len) as key:
-                batch = self._write(plan, size * query_len, size, size * query_len)
-                return batch, graphs.replay_decode(key, batch)
-            case Mixed(size) as key:
-                batch = self._write(plan, size)
-                self._begin(batch)
-                return batch, self._sample(batch, graphs.replay_mixed(key, batch), plan.request_ids)
-        self._num_without_cuda_graph += 1
-        batch = self._write(plan)
-        return batch, self._run(batch, graphs, plan.request_ids)
+        key = graphs.size_for(plan, is_greedy=self._chooses_by_parts(plan.is_greedy))
+        if isinstance(key, Decode):
+            batch = self._write(plan, key.size * key.query_len, key.size, key.size * key.query_len)
+            return batch, graphs.replay_decode(key, batch)
+        batch = self._write(plan, *(() if key is None else (key.size,)))
+        self._begin(batch)
+        self._num_without_cuda_graph += key is None
+        rows = graphs.rows_for(plan, batch) if self._samples and self._speculator is None else None
+        hidden = graphs.replay_mixed(key, batch, rows) if key else graphs.forward(batch, rows)
+        return batch, self._sample(batch, hidden, plan.request_ids)
 
     def _write(self, plan: SchedulerOutput, *padded: int) -> BatchView:
         """The step in the input batch with this padding, and what a speculator is told of it."""
@@ -338,10 +337,10 @@ class ModelRunner:
             self._draft_rows = self._speculator.view(batch, most_drafts=drafts, num_next=num_next)
         return self._run(batch, self._graphs_of(key.adapts))
 
-    def _run(self, batch: BatchView, graphs: GraphRunner, request_ids: tuple[str, ...] = ()) -> Computed:
-        """The step without a CUDA graph, or while it is captured."""
+    def _run(self, batch: BatchView, graphs: GraphRunner) -> Computed:
+        """A step of padding without a CUDA graph, or while it is captured."""
         self._begin(batch)
-        return self._sample(batch, graphs.forward(batch), request_ids)
+        return self._sample(batch, graphs.forward(batch), ())
 
     def _begin(self, batch: BatchView) -> None:
         if self._speculator is not None and self._draft_rows is not None:

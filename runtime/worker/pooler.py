@@ -43,14 +43,17 @@ class Pooler:
     def take_in(self, plan: SchedulerOutput, wanted: WantedPooling, hidden: Tensor) -> Tensor | None:
         """Results [n, size] in float32 of the rows that end with this step, in their order; None for none.
 
-        hidden: [step's tokens or more, H].
+        hidden: [step's tokens or more, H]; or of samples alone, where every prompt is pooled by its last.
         """
-        ends = np.cumsum(plan.num_scheduled_tokens)
+        counts = plan.num_scheduled_tokens
+        if len(hidden) < plan.num_tokens:
+            counts = plan.num_sampled_tokens
+        ends = np.cumsum(counts)
         pooled: list[Tensor] = []
         for row, is_last, params in zip(
             wanted.rows.tolist(), wanted.are_last.tolist(), wanted.params, strict=True
         ):
-            count, computed = int(plan.num_scheduled_tokens[row]), int(plan.num_computed_tokens[row])
+            count, computed = int(counts[row]), int(plan.num_computed_tokens[row])
             states = hidden[int(ends[row]) - count : int(ends[row])]
             vector = self._add(plan.request_ids[row], params, computed, states, is_last=is_last)
             if vector is not None:

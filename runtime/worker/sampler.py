@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from ... import custom_ops
+from ..protocol.scheduler_output import SchedulerOutput
 from .input_batch import BatchView
+
+# A step of so many tokens has its last piece called for those alone that are read, where they are so few. A
+# shorter one on a GPU would wait for the host, which launches that piece kernel by kernel.
+LEAST_TOKENS, FEWER = {"cpu": 32, "cuda": 384}, 2
 
 
 class SamplingRows(NamedTuple):
@@ -46,6 +51,22 @@ def sampled_rows(hidden: Tensor, batch: BatchView) -> Tensor:
     if len(batch.logits_rows) == len(hidden):
         return hidden
     return hidden.index_select(0, batch.logits_rows)
+
+
+def rows_read(plan: SchedulerOutput, batch: BatchView) -> Tensor | None:
+    """Tokens [R] int32 of a step without drafts whose hidden states alone are read, where they are few.
+
+    None where all may be: for log-probabilities, or to be pooled otherwise than by the last token. Where none
+    is read, any one.
+    """
+    least = LEAST_TOKENS["cuda" if batch.token_ids.is_cuda else "cpu"]
+    is_pooled = plan.pooling is not None and any(each.pooling != "last" for each in plan.pooling.params)
+    if batch.logprobs is not None or is_pooled or len(batch.token_ids) < least:
+        return None
+    rows = batch.logits_rows
+    if not len(rows):
+        return torch.zeros(1, dtype=torch.int32, device=rows.device)
+    return rows if len(rows) * FEWER <= len(batch.token_ids) else None
 
 
 def sample(

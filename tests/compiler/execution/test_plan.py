@@ -1,5 +1,6 @@
 """Straight-line calls over named values: bound to checked weights, holding nothing longer than it is read."""
 
+import dataclasses
 import weakref
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from lamina.common.errors import ShapeError
 from lamina.compiler.capture.capture import NUM_TOKENS, POSITIONS, TOKEN_IDS
 from lamina.compiler.codegen.inductor import Artifact, Piece
+from lamina.compiler.execution.cuda_graphs import CudaGraphs
+from lamina.compiler.execution.message import TokenValue
 from lamina.compiler.execution.plan import Plan, Step
 from lamina.compiler.numerics import MAX_NUM_TOKENS
 
@@ -83,6 +86,41 @@ def test_each_piece_can_be_run_by_another():
     bound = make_plan().bind({"w": torch.ones(4)}, CPU)
     assert torch.equal(bound(*tokens(3), attend, run_piece), bound(*tokens(3), attend))
     assert called == [spread, combine]
+
+
+def with_values(plan, *names):
+    return dataclasses.replace(plan, values={name: TokenValue((4,), torch.float32) for name in names})
+
+
+def last_by_token(arguments):
+    x, out, positions = arguments
+    arguments.clear()
+    return (x + out * positions[:, None],)
+
+
+def plan_by_token(*known):
+    *steps, last = make_plan().steps
+    steps.append(dataclasses.replace(last, inputs=("x", "out", POSITIONS)))
+    return with_values(dataclasses.replace(make_plan(last=last_by_token), steps=tuple(steps)), *known)
+
+
+@pytest.mark.parametrize("rows", [[0], [4], [3, 1], [0, 1, 2, 3, 4]])
+def test_of_rows_that_are_asked_for_the_last_piece_computes_no_others(rows):
+    bound = plan_by_token("x", "y", "out").bind({"w": torch.ones(4)}, CPU)
+    assert bound.can_take_rows
+    wanted = torch.tensor(rows, dtype=torch.int32)
+    every = bound(*tokens(5), attend)
+    assert torch.equal(bound(*tokens(5), attend, rows=wanted), every[wanted])
+    graphs, given, sizes = CudaGraphs(CPU), tokens(5), {"num_tokens": 5, "num_padded": 0}
+    graphs.capture_pieces("five", bound, *given, attend)
+    assert torch.equal(graphs.replay("five", given, rows=wanted, **sizes), every[wanted])
+    assert torch.equal(graphs.replay("five", given, **sizes), every)
+
+
+def test_a_plan_whose_last_piece_reads_what_may_have_no_rows_takes_none():
+    assert not plan_by_token("x", "y").bind({"w": torch.ones(4)}, CPU).can_take_rows, "out is unknown"
+    staged = dataclasses.replace(plan_by_token("x", "y", "out", "z"), gives=("z",))
+    assert not staged.bind({"w": torch.ones(4)}, CPU).can_take_rows, "the next stage has attention"
 
 
 def test_a_value_is_given_up_after_its_last_reader():
