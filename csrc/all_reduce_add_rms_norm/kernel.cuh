@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     keep_packed(weight[i]);
   }
   norm_held_row<kVecs, kSum, Weight::kPlain>(
-      norm, row, values, residual, weight,
+      norm, row, values, residual, weight, true,
       [&](int, int vec, const Vec<T, kWidth>& result) { store(norm.out + (row * vecs + vec) * kWidth, result); });
 }
 
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_and_norm(const __gr
       values[i] = sum_of(peers.template inputs<T>(start + at), peers.num_ranks());
     });
     norm_held_row<kVecs, kSum, Weight::kPlain>(
-        norm, row, values, residual, weight,
+        norm, row, values, residual, weight, true,
         [&](int, int vec, const Vec<T, kWidth>& result) { store(norm.out + start + vec * kWidth, result); });
     __syncthreads();  // before the next row's sum of squares is written over this one's
   }

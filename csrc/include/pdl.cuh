@@ -29,6 +29,19 @@ __device__ __forceinline__ void follow_predecessor() {
   wait_for_predecessor();
 }
 
+constexpr int kFewBlocks = 132;
+
+// What a kernel of few blocks does, twice: body(false) while the kernel ahead still runs, on anything and without
+// writing, and then body(true), which is to wait for it. Such a kernel ran on other processors before, and here its
+// instructions are in no cache; each line of them that is missing takes as long as one of memory. body(false) must not
+// leave in the L1 cache what the kernel ahead writes. Of many blocks those behind find the instructions, and
+// body(true) is all.
+template <typename Body>
+__device__ __forceinline__ void rehearse(const Body& body) {
+#pragma unroll 1
+  for (int left = gridDim.x <= kFewBlocks; left >= 0; --left) body(left == 0);
+}
+
 // The error, cleared from the CUDA runtime where it is one, so that nobody finds it later as if it were of another
 // kernel.
 inline cudaError_t cleared(cudaError_t error) {

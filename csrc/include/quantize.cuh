@@ -35,22 +35,24 @@ __device__ __forceinline__ float block_peak(float peak) {
   return combine_warps(peak, partial, static_cast<int>(blockDim.x / kWarp), 0.0f, max_or_nan);
 }
 
-// A thread's vector of a row, in its group; all lanes of a warp call it.
+// A thread's vector of a row, in its group; all lanes of a warp call it. Where it does not count, nothing is written.
 template <typename Format, typename T>
-__device__ __forceinline__ void store_grouped(const QuantizedRows& to, int64_t row, int vec, const Vec<T, 8>& values) {
+__device__ __forceinline__ void store_grouped(const QuantizedRows& to, int64_t row, int vec, const Vec<T, 8>& values,
+                                              bool counts) {
   const bool is_there = vec < to.columns / 8;
   const float scale = scale_of<Format>(lanes_peak<kScaledColumns / 8>(is_there ? peak_of(values) : 0.0f));
   if (!is_there) return;
-  if (vec % (kScaledColumns / 8) == 0) to.scale[vec / (kScaledColumns / 8) * to.rows + row] = scale;
-  store_bytes<Format>(to.out + row * to.columns + vec * 8, values, scale);
+  if (vec % (kScaledColumns / 8) == 0 && counts) to.scale[vec / (kScaledColumns / 8) * to.rows + row] = scale;
+  store_bytes<Format>(to.out + row * to.columns + vec * 8, values, scale, counts);
 }
 
 // A block's row, of which a thread has kVecs vectors, blockDim.x apart.
 template <typename Format, typename T, int kVecs>
-__device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, const Vec<T, 8> (&values)[kVecs]) {
+__device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, const Vec<T, 8> (&values)[kVecs],
+                                          bool counts) {
   if (to.is_grouped) {
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) store_grouped<Format>(to, row, threadIdx.x + i * blockDim.x, values[i]);
+    for (int i = 0; i < kVecs; ++i) store_grouped<Format>(to, row, threadIdx.x + i * blockDim.x, values[i], counts);
     return;
   }
   const int vecs = static_cast<int>(to.columns / 8);
@@ -59,11 +61,11 @@ __device__ __forceinline__ void store_row(const QuantizedRows& to, int64_t row, 
   for (int i = 0; i < kVecs; ++i)
     if (threadIdx.x + i * blockDim.x < vecs) peak = max_or_nan(peak, peak_of(values[i]));
   const float scale = scale_of<Format>(block_peak(peak));
-  if (threadIdx.x == 0) to.scale[row] = scale;
+  if (threadIdx.x == 0 && counts) to.scale[row] = scale;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
-    if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale);
+    if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale, counts);
   }
 }
 
@@ -80,14 +82,14 @@ __device__ __forceinline__ float cluster_peak(float peak, int blocks) {
   return peak;
 }
 
-// Rows made of what Source::load(row, vec) gives: a cluster of `blocks` blocks a row, kVecs vectors a thread.
+// A row made of what Source::load(row, vec) gives, by a cluster of `blocks` blocks, kVecs vectors a thread. Where it
+// does not count, what is read may be anything, and nothing is written.
 template <typename Format, typename T, typename Source, int kVecs>
-__global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source source, QuantizedRows to, int blocks) {
+__device__ __forceinline__ void quantize_row(const Source& source, const QuantizedRows& to, int blocks, bool counts) {
   const int64_t row = blockIdx.x / blocks;
   const int first = static_cast<int>(blockIdx.x % blocks) * kQuantizeThreads + threadIdx.x;
   const int vecs = static_cast<int>(to.columns / 8);
   Vec<T, 8> values[kVecs];
-  follow_predecessor();
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = first + i * blocks * kQuantizeThreads;
@@ -95,7 +97,8 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source sourc
   }
   if (to.is_grouped) {
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) store_grouped<Format>(to, row, first + i * blocks * kQuantizeThreads, values[i]);
+    for (int i = 0; i < kVecs; ++i)
+      store_grouped<Format>(to, row, first + i * blocks * kQuantizeThreads, values[i], counts);
     return;
   }
   float peak = 0.0f;
@@ -104,13 +107,23 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source sourc
     if (first + i * blocks * kQuantizeThreads < vecs) peak = max_or_nan(peak, peak_of(values[i]));
   const bool shares = blocks > 1;
   const float scale = scale_of<Format>(shares ? cluster_peak(peak, blocks) : block_peak(peak));
-  if (first == 0) to.scale[row] = scale;
+  if (first == 0 && counts) to.scale[row] = scale;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = first + i * blocks * kQuantizeThreads;
-    if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale);
+    if (vec < vecs) store_bytes<Format>(to.out + row * to.columns + vec * 8, values[i], scale, counts);
   }
   if (shares) wait_for_cluster();
+}
+
+template <typename Format, typename T, typename Source, int kVecs>
+__global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source source, QuantizedRows to, int blocks) {
+  start_successor();
+  rehearse([&](bool counts) {
+    if (counts) wait_for_predecessor();
+    quantize_row<Format, T, Source, kVecs>(source, to, blocks, counts);
+    __syncthreads();  // peaks lie where the last ones lay
+  });
 }
 
 // cudaErrorInvalidValue for rows that are longer than eight blocks hold. By the row's size alone: a row's bits must not

@@ -100,12 +100,13 @@ __device__ __forceinline__ Vec<T, kWidth> add(const Vec<T, kWidth>& row, const V
 }
 
 // A row that a block holds in registers, kVecs vectors a thread, blockDim.x apart. The results are handed on as
-// take(i, vec, result), i of kVecs.
+// take(i, vec, result), i of kVecs. Where it does not count, nothing is written.
 template <int kVecs, Sum kSum, Weight kWeight, typename T, typename Take>
 __device__ __forceinline__ void norm_held_row(const RowNorm<T>& norm, int64_t row,
                                               Vec<T, kVecWidth<T>> (&values)[kVecs],
                                               Vec<T, kVecWidth<T>> (&residual)[kVecs],
-                                              const Vec<T, kVecWidth<T>> (&weight)[kVecs], const Take& take) {
+                                              const Vec<T, kVecWidth<T>> (&weight)[kVecs], bool counts,
+                                              const Take& take) {
   constexpr int kWidth = kVecWidth<T>;
   const int vecs = static_cast<int>(norm.hidden / kWidth);
   float sum = 0.0f;
@@ -114,8 +115,9 @@ __device__ __forceinline__ void norm_held_row(const RowNorm<T>& norm, int64_t ro
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
     if (kSum != Sum::kNone) {
-      const Vec<T, kWidth> total = add(values[i], residual[i]);
-      store(norm.total + row * norm.hidden + vec * kWidth, total);
+      Vec<T, kWidth> total = add(values[i], residual[i]);
+      keep_packed(total);  // computed where it does not count, too
+      if (counts) store(norm.total + row * norm.hidden + vec * kWidth, total);
       if (kSum == Sum::kRounded) values[i] = total;
     }
     float floats[kWidth];
@@ -135,36 +137,52 @@ __device__ __forceinline__ void norm_held_row(const RowNorm<T>& norm, int64_t ro
   }
 }
 
-// One block a row, which is read once; the results are handed on as norm_held_row does.
+// What a thread holds of the weights. No step writes them, and behind the next GEMM's they would wait in line.
+template <int kVecs, typename T>
+__device__ __forceinline__ void load_weights(const RowNorm<T>& norm, Vec<T, kVecWidth<T>> (&weight)[kVecs]) {
+  const int vecs = static_cast<int>(norm.hidden / kVecWidth<T>);
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec < vecs) weight[i] = load<kVecWidth<T>>(norm.weight + vec * kVecWidth<T>);
+  }
+}
+
+// One block a row, which is read once, behind the kernel ahead; the results are handed on as norm_held_row does.
 template <int kVecs, Sum kSum, Weight kWeight, typename T, typename Take>
-__device__ __forceinline__ void norm_row(const RowNorm<T>& norm, const Take& take) {
+__device__ __forceinline__ void norm_row(const RowNorm<T>& norm, const Vec<T, kVecWidth<T>> (&weight)[kVecs],
+                                         bool counts, const Take& take) {
   constexpr int kWidth = kVecWidth<T>;
   constexpr bool kAdd = kSum != Sum::kNone;
   const int64_t row = blockIdx.x;
   const int vecs = static_cast<int>(norm.hidden / kWidth);
-  Vec<T, kWidth> values[kVecs], residual[kVecs], weight[kVecs];
-  start_successor();
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {  // no step writes weights, and behind the next GEMM's they would wait in line
-    const int vec = threadIdx.x + i * blockDim.x;
-    if (vec < vecs) weight[i] = load<kWidth>(norm.weight + vec * kWidth);
-  }
-  wait_for_predecessor();
+  const T* const x = counts ? norm.x + row * norm.x_stride : norm.weight;
+  const T* const others = counts ? norm.residual + row * norm.residual_stride : norm.weight;
+  Vec<T, kWidth> values[kVecs], residual[kVecs];
+  if (counts) wait_for_predecessor();
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= vecs) continue;
-    values[i] = load<kWidth>(norm.x + row * norm.x_stride + vec * kWidth);
-    if (kAdd) residual[i] = load<kWidth>(norm.residual + row * norm.residual_stride + vec * kWidth);
+    values[i] = load<kWidth>(x + vec * kWidth);
+    if (kAdd) residual[i] = load<kWidth>(others + vec * kWidth);
   }
-  norm_held_row<kVecs, kSum, kWeight>(norm, row, values, residual, weight, take);
+  norm_held_row<kVecs, kSum, kWeight>(norm, row, values, residual, weight, counts, take);
 }
 
 template <typename T, int kVecs, Sum kSum, Weight kWeight>
 __global__ void __launch_bounds__(kMaxThreads) norm_rows_in_registers(RowNorm<T> norm) {
+  Vec<T, kVecWidth<T>> weight[kVecs];
   T* out = norm.out + blockIdx.x * norm.hidden;
-  norm_row<kVecs, kSum, kWeight>(
-      norm, [&](int, int vec, const Vec<T, kVecWidth<T>>& result) { store(out + vec * kVecWidth<T>, result); });
+  start_successor();
+  load_weights(norm, weight);
+  rehearse([&](bool counts) {
+    norm_row<kVecs, kSum, kWeight>(norm, weight, counts, [&](int, int vec, Vec<T, kVecWidth<T>> result) {
+      keep_packed(result);
+      if (counts) store(out + vec * kVecWidth<T>, result);
+    });
+    __syncthreads();  // what a block adds up lies where the last sum lay
+  });
 }
 
 // Any size and any alignment: one element at a time, read twice; each thread reads back only what it wrote.

@@ -8,9 +8,16 @@ namespace lamina {
 
 template <typename Format, typename T, int kVecs, Sum kSum, Weight kWeight>
 __global__ void __launch_bounds__(kMaxThreads) quantize_normed_rows(RowNorm<T> norm, QuantizedRows to) {
-  Vec<T, 8> results[kVecs] = {};
-  norm_row<kVecs, kSum, kWeight>(norm, [&](int i, int, const Vec<T, 8>& result) { results[i] = result; });
-  store_row<Format>(to, blockIdx.x, results);
+  Vec<T, 8> weight[kVecs];
+  start_successor();
+  load_weights(norm, weight);
+  rehearse([&](bool counts) {
+    Vec<T, 8> results[kVecs] = {};
+    norm_row<kVecs, kSum, kWeight>(norm, weight, counts,
+                                   [&](int i, int, const Vec<T, 8>& result) { results[i] = result; });
+    store_row<Format>(to, blockIdx.x, results, counts);
+    __syncthreads();  // what a block adds up lies where the last sum lay
+  });
 }
 
 // Rows of 16-byte vectors; cudaErrorInvalidValue for such as no block holds.

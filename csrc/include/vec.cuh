@@ -30,6 +30,12 @@ __device__ __forceinline__ Vec<T, kWidth> load(const T* from) {
   return {*reinterpret_cast<const decltype(Vec<T, kWidth>::raw)*>(from)};
 }
 
+// Past the L1 cache, where a line may lie that was read while another kernel wrote it.
+template <int kWidth, typename T>
+__device__ __forceinline__ Vec<T, kWidth> load_past_l1(const T* from) {
+  return {__ldcg(reinterpret_cast<const decltype(Vec<T, kWidth>::raw)*>(from))};
+}
+
 __device__ __forceinline__ void store_raw(void* to, const uint4& raw) {
   // in PTX: left to itself, the compiler stores a vector that was made in pieces in pieces
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)

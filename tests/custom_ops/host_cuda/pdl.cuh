@@ -6,4 +6,10 @@ namespace lamina {
 inline void wait_for_predecessor() {}
 inline void start_successor() {}
 
+template <typename Body>
+void rehearse(const Body& body) {
+  body(false);
+  body(true);
+}
+
 }  // namespace lamina

@@ -14,6 +14,11 @@ Vec<T, kWidth> load(const T* from) {
   return vec;
 }
 
+template <int kWidth, typename T>
+Vec<T, kWidth> load_past_l1(const T* from) {
+  return load<kWidth>(from);
+}
+
 template <typename T, int kWidth>
 void store(T* to, const Vec<T, kWidth>& vec) {
   std::memcpy(to, &vec.raw, sizeof(vec));
