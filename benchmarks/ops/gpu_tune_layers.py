@@ -1,6 +1,6 @@
-"""Which kernels serve decode of few rows in FP8 or four bits: candidates site by site, in graphs of layers.
+"""Which kernels serve decode of few rows, in bfloat16, FP8 or four bits: candidates site by site.
 
-Layers of random weights, with attention, norms and whatever quantizes between them, are captured anew for
+Layers of random weights, with attention, norms and whatever quantizes between them, are captured in a graph for
 each candidate of a GEMM, beside what has won of the others so far; a start takes seconds, since nothing is
 compiled. Results are poisoned before each run that is compared with what the kernels gave that served first.
 What wins is written as benchmarks/tune_steps.py writes it. At the end the layers are timed as shipped, as
@@ -50,16 +50,19 @@ KERNELS = (
     ),
     *((op, "cuda") for op in ("scaled_linear", "linear_w8a8", "mlp_w8a8", "quantize_rows", "silu_and_mul")),
     *((op, "cuda") for op in ("add_rms_norm", "add_rms_norm_quantized", "act_and_mul_quantized")),
+    ("linear_silu_and_mul", "cuda"),
 )
 Kernel = GemmConfig | None
-Weight = tuple[Tensor, Tensor]  # in fewer bits, and scales
+Weight = tuple[Tensor, ...]  # in fewer bits, and scales; or alone
 SITES: dict[str, tuple[tuple[str, Kind], ...]] = {  # in the order in which they are settled
     "fp8": (
         *(("qkv", "linear"), ("o", "linear"), ("o", "quantizing"), ("gate_up", "linear"), ("down", "linear")),
         *(("down", "quantizing"), ("gate_up", "gated")),
     ),
     "w4a16": (("qkv", "linear"), ("o", "linear"), ("gate_up", "gated"), ("down", "linear")),
+    "bf16": (("qkv", "linear"), ("o", "linear"), ("gate_up", "gated"), ("down", "linear")),
 }
+PACES = (0, 1, 2, 3, 4, 6)
 
 
 def main() -> None:
@@ -68,6 +71,7 @@ def main() -> None:
     parser.add_argument("--shape", default="8b", choices=list(SHAPES))
     parser.add_argument("--schemes", nargs="+", default=["fp8", "w4a16"], choices=list(SITES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--paces", action="store_true", help="of what serves, and nothing else")
     parser.add_argument("--layers", type=int, default=8, help="more than the L2 cache holds")
     parser.add_argument("--seconds", type=float, default=90, help="after which no other site is begun")
     parser.add_argument("--finalists", type=int, default=4, help="of a site, that are timed again")
@@ -80,7 +84,7 @@ def main() -> None:
     for rows in options.rows:
         for scheme in options.schemes:
             layers = Layers(options.shape, scheme, rows, options.layers)
-            found[f"{scheme} {rows}"] = tune(layers, results, ends, options.finalists)
+            found[f"{scheme} {rows}"] = tune(layers, results, ends, options)
             options.output.write_text(json.dumps(found, indent=1) + "\n")
             del layers
             torch.cuda.empty_cache()
@@ -94,7 +98,9 @@ def build_kernels() -> None:
     print(f"kernels in {time.perf_counter() - started:.1f} s", flush=True)
 
 
-def tune(layers: "Layers", results: Measurements, ends: float, finalists: int) -> dict[str, float]:
+def tune(
+    layers: "Layers", results: Measurements, ends: float, options: argparse.Namespace
+) -> dict[str, float]:
     """Settle every site; microseconds a layer as shipped, as found, and without each kind of kernel."""
     title, shipped = f"{layers.scheme} {layers.rows} rows", layers.microseconds(9)
     print(f"{title}: {shipped:.2f} us a layer as shipped", flush=True)
@@ -109,7 +115,7 @@ def tune(layers: "Layers", results: Measurements, ends: float, finalists: int) -
         if time.perf_counter() > ends:
             print(f"{title}: no time is left for {site}", flush=True)
             break
-        settled[site] = settle(layers, site, results, finalists)
+        settled[site] = settle(layers, site, results, options)
     taken = {"shipped": shipped, "found": layers.microseconds(9)}
     for name, change in without(settled).items():
         adopt(change)
@@ -133,16 +139,18 @@ def by_splits(layers: "Layers") -> dict[str, float]:
     return taken
 
 
-def settle(layers: "Layers", site: Site, results: Measurements, finalists: int) -> Kernel:
+def settle(layers: "Layers", site: Site, results: Measurements, options: argparse.Namespace) -> Kernel:
     """What serves a site best, adopted from now on and written."""
     started = time.perf_counter()
     served = choices.choose(site, layers.device_name).kernel
     assert served is None or isinstance(served, GemmConfig)
     tried = autotune.candidates_of(site, choices.processors_of(DEVICE))
-    if layers.is_behind_attention(site):
+    if options.paces:
+        tried = by_paces(site, served)
+    elif layers.is_behind_attention(site) and paced_by(site):
         tried += tuple(one._replace(clusters=one.clusters | paced_by(site)) for one in tried)
     quick = race(layers, site, (served, None, *tried), repeats=1)
-    best = sorted(quick, key=lambda kernel: quick[kernel])[:finalists]
+    best = sorted(quick, key=lambda kernel: quick[kernel])[: options.finalists]
     final = race(layers, site, (served, None, *best), repeats=7)
     winner = min(final, key=lambda kernel: final[kernel])
     if served in final and final[winner] > final[served] * CLEARLY:
@@ -159,9 +167,18 @@ def settle(layers: "Layers", site: Site, results: Measurements, finalists: int) 
     return winner
 
 
+def by_paces(site: Site, served: GemmConfig | None) -> tuple[GemmConfig, ...]:
+    """What serves a site, by other paces of its first loads."""
+    if served is None or served.is_persistent:
+        return ()
+    if flag := paced_by(site):
+        return (served, served._replace(clusters=served.clusters ^ flag))
+    return tuple(served._replace(clusters=pace) for pace in PACES)
+
+
 def paced_by(site: Site) -> int:
     """What a configuration's clusters have more where its kernel loads the first weights at a pace."""
-    if not site.is_in_bytes:
+    if site.weights.startswith("w"):
         return four_bits.PACED
     return choices.PACED if site.kind == "quantizing" else 0
 
@@ -225,7 +242,7 @@ class Layers:
     def __init__(self, shape: str, scheme: str, rows: int, num_layers: int) -> None:
         self.scheme, self.rows, self._shape = scheme, rows, SimpleNamespace(**SHAPES[shape])
         self.device_name = choices.device_name_of(DEVICE, DTYPE)
-        make = _fp8 if scheme == "fp8" else _four_bits
+        make = {"fp8": _fp8, "w4a16": _four_bits, "bf16": _plain}[scheme]
         self.layers = [Layer(*(make(n, k) for n, k in self._sizes().values())) for _ in range(num_layers)]
         self.x = torch.randn(rows, self._shape.hidden_size, device=DEVICE, dtype=DTYPE)
         self.norm = torch.ones(self._shape.hidden_size, device=DEVICE, dtype=DTYPE)
@@ -262,6 +279,8 @@ class Layers:
             n, k = sizes[name]
             if self.scheme == "w4a16":
                 yield site_of(kind, bucket, n, k, DTYPE, GROUP)
+            elif self.scheme == "bf16":
+                yield Site(kind=kind, num_tokens=bucket, n=n, k=k)
             elif kind != "quantizing" or bucket <= choices.QUANTIZING_ROWS:
                 yield Site(kind=kind, num_tokens=bucket, n=n, k=k, weights="fp8")
 
@@ -299,7 +318,7 @@ class Layers:
 
     def run(self) -> Tensor:
         x, residual = self.x, self.x
-        layer_of: Callable[..., tuple[Tensor, Tensor]] = self._fp8 if self.scheme == "fp8" else self._w4a16
+        layer_of: Callable[..., tuple[Tensor, Tensor]] = getattr(self, f"_{self.scheme}")
         for number, layer in enumerate(self.layers):
             x, residual = layer_of(number, layer, x, residual)
         return x
@@ -331,6 +350,13 @@ class Layers:
         gated = multiply(normed, *layer.gate_up, *rest, True)
         return multiply(gated, *layer.down, *rest, False), residual
 
+    def _bf16(self, number: int, layer: Layer, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        whole, linear = OPS.add_rms_norm_linear.default, OPS.linear.default
+        qkv, residual = whole(x, residual, self.norm, EPS, layer.qkv[0], None, False)
+        x = linear(self._attend(number, qkv), layer.o[0])
+        gated, residual = whole(x, residual, self.norm, EPS, layer.gate_up[0], None, True)
+        return linear(gated, layer.down[0]), residual
+
     def microseconds(self, repeats: int, replays: int = 8) -> float:
         """What a layer takes, the median of some repeats behind one that does not count."""
         taken = []
@@ -349,6 +375,10 @@ class Layers:
 def _fp8(n: int, k: int) -> Weight:
     values = torch.randn(n, k, device=DEVICE, dtype=DTYPE).mul_(30).clamp_(-448, 448).to(FP8)
     return values, torch.rand(n, device=DEVICE) / (30 * k**0.5)
+
+
+def _plain(n: int, k: int) -> Weight:
+    return (torch.randn(n, k, device=DEVICE, dtype=DTYPE) / k**0.5,)
 
 
 def _four_bits(n: int, k: int) -> Weight:

@@ -10,12 +10,19 @@
 
 namespace lamina {
 
-constexpr int64_t kMostBlocks = 8;  // of a cluster
+constexpr int64_t kMostBlocks = 8;          // of a cluster
+constexpr int64_t kPersistentTokens = 128;  // of a tile, at least
+constexpr int64_t kMostPace = 8;
 
 // custom_ops/linear/choices.py has the same fields, with what each means.
 struct GemmConfig {
   int64_t warpgroups, tile_tokens, multicast, split_k, stages;
-  int64_t clusters;  // of the persistent kernel; 0: the split-K kernel, a cluster for each tile
+  // Of the persistent kernel, from kPersistentTokens rows of x a block. Otherwise the split-K kernel, a cluster for each
+  // tile, by whose pace: kPaceClocks over which it loads its first weights, 0: at once.
+  int64_t clusters;
+
+  bool is_persistent() const { return clusters > 0 && tile_tokens >= kPersistentTokens; }
+  int pace() const { return tile_tokens < kPersistentTokens ? static_cast<int>(clusters) : 0; }
 };
 
 // Calls function with the wanted one of the constants; cudaErrorInvalidValue where it is none of them.
@@ -32,7 +39,7 @@ inline bool is_even(const GemmConfig& config) {
   const auto is_power = [](int64_t count) { return count >= 1 && count <= kMostBlocks && (count & (count - 1)) == 0; };
   return is_power(config.multicast) && is_power(config.split_k) && config.multicast * config.split_k <= kMostBlocks &&
          config.tile_tokens % (config.multicast * 8) == 0 && config.stages >= 2 && config.stages <= kMaxStages &&
-         config.clusters >= 0;
+         config.clusters >= 0 && config.pace() <= kMostPace;
 }
 
 // Calls function with warpgroups and tile_tokens as constants; cudaErrorInvalidValue for a pair that is not compiled.

@@ -38,7 +38,7 @@ inline int with_scaled_linear(const ScaledLinearArguments& a, const Multiply& mu
     p.bias = static_cast<const Out*>(a.bias), p.out = static_cast<Out*>(a.out);
     p.tokens = narrow(a.tokens), p.n = narrow(a.n), p.k = narrow(a.k);
     p.multicast = narrow(a.config.multicast), p.split_k = narrow(a.config.split_k);
-    p.stages = narrow(a.config.stages);
+    p.stages = narrow(a.config.stages), p.pace = a.config.pace();
     return multiply(p);
   });
 }

@@ -45,14 +45,14 @@ __device__ __forceinline__ void load_x_tiles(const CUtensorMap* x, const SplitKT
 
 constexpr uint32_t kPacedClocks = 8192;  // about as long as attention of few tokens takes
 
-// Before the load of a step that is one of the first `stages`: waits, so that these are spread over kPacedClocks since
-// `begin`, and the kernel ahead does not find all of memory busy with them. No longer than until the block has read its
-// first stage, whose barrier is the first of `empty`: from then on nothing is ahead.
+// Before the load of a step that is one of the first `stages`: waits, so that these are spread over so many clocks
+// since `begin`, and the kernel ahead does not find all of memory busy with them. No longer than until the block has
+// read its first stage, whose barrier is the first of `empty`: from then on nothing is ahead.
 __device__ __forceinline__ void pace_loads(int step, const SplitKTile& work, uint32_t empty, int stages,
-                                           uint32_t begin) {
+                                           uint32_t begin, uint32_t over = kPacedClocks) {
   const int number = step - work.begin;
   if (number >= stages) return;
-  const uint32_t due = kPacedClocks / static_cast<uint32_t>(stages) * static_cast<uint32_t>(number);
+  const uint32_t due = over / static_cast<uint32_t>(stages) * static_cast<uint32_t>(number);
   while (clocks() - begin < due && !has_ended(empty, 0)) {
   }
 }
@@ -83,9 +83,11 @@ template <typename S, int kWarpgroups, bool kGated, typename In, typename Out>
 __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const CUtensorMap* x, const SplitKTile& work,
                                               const SharedLayout& at, const Linear<In, Out>& p, bool sends) {
   const uint64_t once = evict_first(), often = evict_last();
+  const uint32_t begin = clocks();
   const int stage_bytes = S::kTiles * (kWarpgroups * kTileBytes + p.box_rows * work.multicast * kRowBytes);
   const auto load_weight = [&](int step, int stage) {
     const uint32_t to = at.tiles + stage * S::kStageBytes, barrier = at.full + stage * 8;
+    if (p.pace > 0) pace_loads(step, work, at.empty, at.stages, begin, p.pace * kPaceClocks);
     arrive_expecting(barrier, stage_bytes);
 #pragma unroll
     for (int i = 0; i < S::kTiles * kWarpgroups; ++i) {

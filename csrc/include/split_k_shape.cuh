@@ -26,11 +26,14 @@ struct Linear : Scales<In> {
   const Out* bias;  // [n] or null
   Out* out;         // [tokens, width]: width n, or n / 2 where kGated
   int tokens, n, k, multicast, split_k, stages;
+  int pace;  // split-K kernel: the first weights are loaded over as many kPaceClocks, for the sake of the kernel ahead
   // Persistent kernel: whether split-K is of every tile, not of the last wave alone, so that sums do not depend on
   // where a tile lies.
   bool splits_all;
   int box_rows;  // rows of x in a TMA box: no more than there are, since rows out of bounds are slower than any
 };
+
+constexpr uint32_t kPaceClocks = 2048;
 
 template <typename Element, int kWarpgroups, int kTokens>
 struct SplitKShape {

@@ -24,6 +24,7 @@ int linear_silu_and_mul(const LinearSiluAndMulArguments* a) {
     p.tokens = lamina::narrow(a->tokens), p.n = lamina::narrow(a->n), p.k = lamina::narrow(a->k);
     p.multicast = lamina::narrow(a->config.multicast), p.split_k = lamina::narrow(a->config.split_k);
     p.stages = lamina::narrow(a->config.stages), p.splits_all = a->splits_all != 0;
+    p.pace = a->config.pace();
     return lamina::gated_linear(p, a->weight, a->x, a->x_stride, a->config, a->stream);
   });
 #else

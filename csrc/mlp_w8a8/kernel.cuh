@@ -9,7 +9,6 @@ namespace lamina {
 template <typename In, typename Out>
 int gated_scaled_linear(const Linear<In, Out>& p, const void* weight, const void* x, const GemmConfig& config,
                         cudaStream_t stream) {
-  if (config.clusters > 0) return cudaErrorInvalidValue;
   return with_gemm_config<true, 64, 8, 16, 32, 64>(config, [&](auto warpgroups, auto tokens) {
     return launch_split_k_gemm<warpgroups.value, tokens.value, true>(p, weight, x, p.k, stream);
   });

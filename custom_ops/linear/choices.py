@@ -37,6 +37,7 @@ FEW_ROWS, ROOM_OF_FEW, ROOM = 16, (2, 1, 4, 3), (2, 1)
 POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
 # Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
 PERSISTENT_TOKENS = (128, 256)
+MOST_PACE = 8
 PERSISTENT_CLUSTERS = (1, 2), (2, 1)  # multicast, split_k: of the two blocks of a cluster
 # Up to so many rows a kernel that starts early (PDL) gains more between others than in a benchmark of itself
 # alone; above, a few percent there were a loss in a whole step.
@@ -90,7 +91,14 @@ class GemmConfig(NamedTuple):
     multicast: int  # blocks of a cluster that share the tiles of x by TMA multicast
     split_k: int  # blocks of a cluster that divide the columns of the same weight rows
     stages: int  # of the pipeline through shared memory, 128 bytes of a row each
-    clusters: int = 0  # of the persistent kernel; 0: the split-K kernel, a cluster for each tile
+    # Of the persistent kernel, from PERSISTENT_TOKENS rows of x a block. Otherwise, of the split-K kernel, which has
+    # a cluster for each tile, over how many times 2,048 clocks it loads its first weights; 0: at once.
+    clusters: int = 0
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it is of the persistent kernel."""
+        return self.clusters > 0 and self.tile_tokens >= PERSISTENT_TOKENS[0]
 
 
 class Method(enum.Enum):
@@ -175,7 +183,8 @@ def checked(config: GemmConfig) -> GemmConfig:
     is_even = multicast in POWERS and split_k in POWERS and multicast * split_k <= MAX_CLUSTER
     if not is_even or config.warpgroups not in (1, 2, 4) or tokens % (8 * multicast) or tokens <= 0:
         raise ValueError(f"{config} is none of the kernel's")
-    if not 2 <= config.stages <= MAX_STAGES or config.clusters < 0:
+    most = MOST_PACE if tokens < PERSISTENT_TOKENS[0] else config.clusters
+    if not 2 <= config.stages <= MAX_STAGES or not 0 <= config.clusters <= most:
         raise ValueError(f"{config} is none of the kernel's")
     return config
 
@@ -219,7 +228,7 @@ def _find_entry(site: Site, device_name: str) -> Entry | None:
 def _splits_all(kernel: GemmConfig | Method | None, split_k: int) -> bool:
     """Whether a configuration divides the columns of all tiles so; a persistent one may do some of them."""
     if isinstance(kernel, GemmConfig) and kernel.split_k == split_k:
-        return split_k == 1 or not kernel.clusters
+        return split_k == 1 or not kernel.is_persistent
     return False
 
 

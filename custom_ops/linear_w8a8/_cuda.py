@@ -77,7 +77,7 @@ def few_rows_config(x: Tensor, weight: Tensor, scale: Tensor) -> GemmConfig | No
     if config is None or choice.is_measured:
         assert not isinstance(choice.kernel, Method), "a method of CPUs"
         return config and choice.kernel
-    return config if num_tokens <= FEW and (config.multicast, config.clusters) == (1, 0) else None
+    return config if num_tokens <= FEW and config.multicast == 1 and not config.is_persistent else None
 
 
 PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=NARROW)
