@@ -13,7 +13,7 @@ struct GatedRows {
 
   __device__ __forceinline__ Vec<T, 8> load(int64_t row, int vec) const {
     const T* from = gate_up + row * stride + vec * 8;
-    return act_and_mul<Act>(load_past_l1<8>(from), load_past_l1<8>(from + intermediate));
+    return act_and_mul<Act>(load_from_l2<8>(from), load_from_l2<8>(from + intermediate));
   }
 };
 

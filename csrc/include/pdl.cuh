@@ -29,7 +29,7 @@ __device__ __forceinline__ void follow_predecessor() {
   wait_for_predecessor();
 }
 
-constexpr int kFewBlocks = 132;
+constexpr int kFewBlocks = 16;
 
 // What a kernel of few blocks does, twice: body(false) while the kernel ahead still runs, on anything and without
 // writing, and then body(true), which is to wait for it. Such a kernel ran on other processors before, and here its

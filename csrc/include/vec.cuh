@@ -30,10 +30,17 @@ __device__ __forceinline__ Vec<T, kWidth> load(const T* from) {
   return {*reinterpret_cast<const decltype(Vec<T, kWidth>::raw)*>(from)};
 }
 
-// Past the L1 cache, where a line may lie that was read while another kernel wrote it.
+// As they are in the L2 cache. The L1 cache may have them as they were before a kernel that has ended since this one
+// began.
 template <int kWidth, typename T>
-__device__ __forceinline__ Vec<T, kWidth> load_past_l1(const T* from) {
-  return {__ldcg(reinterpret_cast<const decltype(Vec<T, kWidth>::raw)*>(from))};
+__device__ __forceinline__ Vec<T, kWidth> load_from_l2(const T* from) {
+  static_assert(kWidth > 1, "16 bytes");
+  Vec<T, kWidth> vec;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(vec.raw.x), "=r"(vec.raw.y), "=r"(vec.raw.z), "=r"(vec.raw.w)
+               : "l"(from)
+               : "memory");
+  return vec;
 }
 
 __device__ __forceinline__ void store_raw(void* to, const uint4& raw) {

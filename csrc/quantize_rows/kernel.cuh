@@ -11,7 +11,7 @@ struct PlainRows {
   int64_t stride;
 
   __device__ __forceinline__ Vec<T, 8> load(int64_t row, int vec) const {
-    return load_past_l1<8>(x + row * stride + vec * 8);
+    return load_from_l2<8>(x + row * stride + vec * 8);
   }
 };
 

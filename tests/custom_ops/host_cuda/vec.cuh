@@ -15,7 +15,7 @@ Vec<T, kWidth> load(const T* from) {
 }
 
 template <int kWidth, typename T>
-Vec<T, kWidth> load_past_l1(const T* from) {
+Vec<T, kWidth> load_from_l2(const T* from) {
   return load<kWidth>(from);
 }
 
