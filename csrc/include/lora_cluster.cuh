@@ -55,16 +55,17 @@ __device__ __forceinline__ int nth_bit(unsigned mask, int n) {
 
 struct TokenWindow {
   int first, slot;         // its first token; the slot of this lane's
-  unsigned same, leaders;  // lanes with this lane's slot; the first lane of each slot
+  unsigned same, leaders;  // lanes with this lane's slot; the first lane of each group
 };
 
-template <typename T>
+// Groups are of up to kMost tokens with one slot.
+template <int kMost = kWindow, typename T>
 __device__ __forceinline__ TokenWindow window_of(const Lora<T>& p, int first) {
   const int lane = lane_index();
   const bool exists = first + lane < p.tokens;
   const int slot = exists ? max(p.slots[first + lane], -1) : -2;
   const unsigned same = __match_any_sync(kAllLanes, slot);
-  const bool leads = exists && (same & ((1u << lane) - 1)) == 0;
+  const bool leads = exists && __popc(same & ((1u << lane) - 1)) % kMost == 0;
   return {first, slot, same, __ballot_sync(kAllLanes, leads)};
 }
 
@@ -73,11 +74,12 @@ struct TokenGroup {
   int slot, count, token;  // token: of lane i the i-th
 };
 
+template <int kMost = kWindow>
 __device__ __forceinline__ TokenGroup group_of(const TokenWindow& window, int index) {
   const int leader = nth_bit(window.leaders, index);
-  const unsigned same = __shfl_sync(kAllLanes, window.same, leader);
+  const unsigned same = __shfl_sync(kAllLanes, window.same, leader) & (~0u << leader);
   const int slot = __shfl_sync(kAllLanes, window.slot, leader);
-  return {slot, __popc(same), window.first + nth_bit(same, lane_index())};
+  return {slot, min(__popc(same), kMost), window.first + nth_bit(same, lane_index())};
 }
 
 // Eight neighbours, or zeros.
@@ -85,6 +87,14 @@ template <typename T>
 __device__ __forceinline__ Vec<T, 8> load_if(bool exists, const T* from) {
   Vec<T, 8> vec = {};
   if (exists) vec = load<8>(from);
+  return vec;
+}
+
+// The same of what the kernel ahead of a projection has written, while that still runs.
+template <typename T>
+__device__ __forceinline__ Vec<T, 8> load_early_if(bool exists, const T* from) {
+  Vec<T, 8> vec = {};
+  if (exists) vec = load_from_l2<8>(from);
   return vec;
 }
 
@@ -121,23 +131,33 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[2][4], const ChunkO
   }
 }
 
-// What a thread holds of an adapter: the first chunks of 16 rows of A a part, and 16 ranks of its rows of B. Where
-// registers have no room for both, those of B come to the L2 cache first.
-template <typename T, int kChunks, int kRows, int kParts>
-struct HeldAdapter {
-  static constexpr bool kHasRoom = kChunks <= 2;
-  const T *a, *b;
+// What a thread holds of A: the first chunks of 16 rows a part.
+template <typename T, int kChunks, int kParts>
+struct HeldChunks {
+  const T* a;
   ChunkOfA<T> chunks[kParts][kChunks];
-  Vec<T, 8> rows[kParts][kRows][kHeldVecs];
 
-  __device__ __forceinline__ void begin(const Lora<T>& p, const LoraTile& tile, int slot, int block) {
+  __device__ __forceinline__ void load_chunks(const Lora<T>& p, const LoraTile& tile, int slot, int block) {
     a = matrix_a(p, slot, tile.part);
-    b = p.b + (static_cast<int64_t>(slot) * p.num_rows + tile.first + static_cast<int>(threadIdx.x)) * p.rank;
 #pragma unroll
     for (int tile_of_a = 0; tile_of_a < kParts; ++tile_of_a)
 #pragma unroll
       for (int i = 0; i < kChunks; ++i)
         chunks[tile_of_a][i].load_chunk(p, a, kParts * p.rank, tile_of_a, first_column(block) + i * kChunkStride);
+  }
+};
+
+// What a thread holds of an adapter: of A, and 16 ranks of its rows of B. Where registers have no room for both, those
+// of B come to the L2 cache first.
+template <typename T, int kChunks, int kRows, int kParts>
+struct HeldAdapter : HeldChunks<T, kChunks, kParts> {
+  static constexpr bool kHasRoom = kChunks <= 2;
+  const T* b;
+  Vec<T, 8> rows[kParts][kRows][kHeldVecs];
+
+  __device__ __forceinline__ void begin(const Lora<T>& p, const LoraTile& tile, int slot, int block) {
+    b = p.b + (static_cast<int64_t>(slot) * p.num_rows + tile.first + static_cast<int>(threadIdx.x)) * p.rank;
+    this->load_chunks(p, tile, slot, block);
     if constexpr (kHasRoom)
       hold_rows(p, tile);
     else
@@ -184,7 +204,7 @@ __device__ __forceinline__ void finish_tile(const Lora<T>& p, const T* a, const 
   for (; column - lane % 4 * 8 < p.columns; column += kChunkStride) {
     ChunkOfA<T> chunk;
     chunk.load_chunk(p, a, kParts * p.rank, tile, column);
-    multiply_chunk(sums, chunk, load_if(has_token && column < p.columns, x + column));
+    multiply_chunk(sums, chunk, load_early_if(has_token && column < p.columns, x + column));
   }
   float* to = shared_floats(partials) + (tile * kLoraWarps + warp_index()) * kWarpFloats;
   to += lane % 4 * 2 * kPitch + lane / 4;
@@ -193,14 +213,14 @@ __device__ __forceinline__ void finish_tile(const Lora<T>& p, const T* a, const 
 }
 
 // Sums of a warp's chunks for 8 tokens, of which this lane reads one, or none.
-template <typename T, int kChunks, int kRows, int kParts>
-__device__ __forceinline__ void shrink_round(const Lora<T>& p, const HeldAdapter<T, kChunks, kRows, kParts>& held,
-                                             const T* x, bool has_token, int block, uint32_t partials) {
+template <typename T, int kChunks, int kParts>
+__device__ __forceinline__ void shrink_round(const Lora<T>& p, const HeldChunks<T, kChunks, kParts>& held, const T* x,
+                                             bool has_token, int block, uint32_t partials) {
   const int first = first_column(block), tiles = rank_tiles<kParts>(p);
   Vec<T, 8> given[kChunks];
 #pragma unroll
   for (int i = 0; i < kChunks; ++i)
-    given[i] = load_if(has_token && first + i * kChunkStride < p.columns, x + first + i * kChunkStride);
+    given[i] = load_early_if(has_token && first + i * kChunkStride < p.columns, x + first + i * kChunkStride);
 #pragma unroll
   for (int tile = 0; tile < kParts; ++tile) {
     if (tile >= tiles) break;

@@ -233,14 +233,15 @@ int groups_at_once(const Lora<T>& p, int num_slots) {
   return p.tokens > kManyTokens ? 1 : min(min(p.tokens, kWindow), num_slots + 1);
 }
 
-// How a kernel divides the work: rows of B that a thread has of a part, and clusters for the slots of a window.
+// How a kernel divides the work, so that no more than a wave of blocks have some: rows of B that a thread has of a
+// part, and clusters for the slots of a window.
 template <typename T>
-int divide_by_clusters(Lora<T>& p, int num_slots, int most_rows) {
+int divide_by_clusters(Lora<T>& p, int num_slots, int most_rows, int wave = kWave) {
   const int windows = (p.tokens + kWindow - 1) / kWindow;
   p.num_groups = groups_at_once(p, num_slots);
   int rows = 1;
   p.set_block_rows(kLoraThreads);
-  while (rows < most_rows && windows * min(p.num_groups, num_slots) * p.num_tiles * kSegments > kWave) {
+  while (rows < most_rows && windows * min(p.num_groups, num_slots) * p.num_tiles * kSegments > wave) {
     const int before = p.num_tiles;
     p.set_block_rows(2 * rows * kLoraThreads);
     if (p.num_tiles == before) break;

@@ -27,6 +27,7 @@ struct LoraArguments {
   int64_t tokens, num_slots, columns, rank;
   int64_t rows0, rows1, rows2, rows3;  // of each part, 0 beyond the last
   int64_t dtype;
+  int64_t blocks_beside;  // that find room beside the kernel ahead, which promises that x is complete; 0: it does not
   cudaStream_t stream;
 };
 

@@ -3,6 +3,12 @@
 // Inside a CUDA graph a kernel launched by launch_pdl may begin before the kernel ahead of it has ended. Before
 // wait_for_predecessor it writes nothing, and it reads nothing that a kernel of the graph writes. Of every such kernel
 // some block calls that, and every block that has work, so the end of one implies the end of all before it.
+//
+// A kernel begins when every block of the one ahead has called start_successor, or ended. Where all of them call it
+// behind their own wait_for_predecessor, what was written further ahead is there when the next kernel begins, and that
+// may read it before it waits: in the L2 cache, past the L1 cache. It still writes nothing before it waits, as the one
+// ahead still reads. linear's GEMMs promise that of their x where asked to, and lora relies on it; a kernel between the
+// two begins later still, and changes nothing of it.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,6 @@
 // The C entry point of lora on CUDA.
 #include "cluster_kernel.cuh"
+#include "early_kernel.cuh"
 #include "lora_launch.cuh"
 
 namespace {
@@ -38,6 +39,32 @@ int launch_by_adapters(lamina::Lora<T> p, int num_slots, cudaStream_t stream) {
   return rows == 2 ? launch_clusters<2, 2>(p, stream) : launch_clusters<2, 4>(p, stream);
 }
 
+template <int kChunks, int kRows, typename T>
+int launch_early(const lamina::Lora<T>& p, cudaStream_t stream) {
+  const auto bytes = lamina::ClusterMemory(0, lamina::rank_tiles<1>(p)).end();
+  return lamina::launch_lora(lamina::lora_early_kernel<T, kChunks, kRows>, bytes, stream, p);
+}
+
+// The same with all but y computed beside the kernel ahead, by no more blocks than find room there if possible: of many
+// columns by half of them, as for those there are registers.
+template <typename T>
+int launch_beside(lamina::Lora<T> p, int num_slots, int blocks, cudaStream_t stream) {
+  const int most = lamina::most_neighbours(p);
+  if (p.columns > 2 * lamina::kChunkStride)
+    return lamina::divide_early(p, num_slots, most < 2 ? most : 2, blocks / 2) == 1 ? launch_early<7, 1>(p, stream)
+                                                                                    : launch_early<7, 2>(p, stream);
+  switch (lamina::divide_early(p, num_slots, most, blocks)) {
+    case 1:
+      return launch_early<2, 1>(p, stream);
+    case 2:
+      return launch_early<2, 2>(p, stream);
+    case 4:
+      return launch_early<2, 4>(p, stream);
+    default:
+      return launch_early<2, 8>(p, stream);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -49,7 +76,10 @@ int lora(const lamina::LoraArguments* a) {
     using T = decltype(zero);
     const auto p = lamina::unpacked<T>(*a);
     if constexpr (LAMINA_HOPPER && sizeof(T) == 2) {
-      if (lamina::is_for_clusters<1>(p)) return launch_by_adapters(p, static_cast<int>(a->num_slots), a->stream);
+      const auto num_slots = static_cast<int>(a->num_slots), beside = static_cast<int>(a->blocks_beside);
+      const bool is_early = beside > 0 && p.tokens <= lamina::kWindow;
+      if (lamina::is_for_clusters<1>(p))
+        return is_early ? launch_beside(p, num_slots, beside, a->stream) : launch_by_adapters(p, num_slots, a->stream);
     }
     const bool even = lamina::aligned(p.x, p.a, p.b) && lamina::whole_vecs<T>(p.columns, p.rank, p.x_token);
     return even ? launch_any<lamina::kVecWidth<T>>(p, a->stream) : launch_any<1>(p, a->stream);

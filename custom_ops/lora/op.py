@@ -43,27 +43,42 @@ def _fake(
 def _check(
     y: Tensor, x: Tensor, a: Tensor, b: Tensor, scales: Tensor, slots: Tensor, rows: Sequence[int]
 ) -> None:
-    if y.dim() != 2 or x.dim() != 2 or len(x) != len(y) or a.dim() != 3 or b.dim() != 3:
-        got = f"y is {list(y.shape)}, x {list(x.shape)}, a {list(a.shape)}, b {list(b.shape)}"
+    check_adapters("lora", y.shape, y.dtype, x, a, b, scales, slots, rows)
+
+
+def check_adapters(
+    op: str,
+    y: Sequence[int],
+    dtype: torch.dtype,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scales: Tensor,
+    slots: Tensor,
+    rows: Sequence[int],
+) -> None:
+    """Refuse, in the name of an op, what is no adapter of a projection that comes to y's shape and dtype."""
+    if len(y) != 2 or x.dim() != 2 or len(x) != y[0] or a.dim() != 3 or b.dim() != 3:
+        got = f"y is {list(y)}, x {list(x.shape)}, a {list(a.shape)}, b {list(b.shape)}"
         raise ShapeError(
-            f"lora: {got}; wanted [T, out], [T, in], [slots, parts * rank, in], [slots, out, rank]"
+            f"{op}: {got}; wanted [T, out], [T, in], [slots, parts * rank, in], [slots, out, rank]"
         )
-    if sum(rows) != y.shape[1] or any(count < 1 for count in rows):
-        raise ShapeError(f"lora: rows is {list(rows)}; wanted the parts of {y.shape[1]} outputs")
+    if sum(rows) != y[1] or any(count < 1 for count in rows):
+        raise ShapeError(f"{op}: rows is {list(rows)}; wanted the parts of {y[1]} outputs")
     num_slots, num_parts, rank = len(a), len(rows), b.shape[2]
-    wanted = (num_slots, num_parts * rank, x.shape[1]), (num_slots, y.shape[1], rank), (num_slots, num_parts)
+    wanted = (num_slots, num_parts * rank, x.shape[1]), (num_slots, y[1], rank), (num_slots, num_parts)
     if (tuple(a.shape), tuple(b.shape), tuple(scales.shape)) != wanted:
         got = f"a is {list(a.shape)}, b {list(b.shape)}, scales {list(scales.shape)}"
-        raise ShapeError(f"lora: {got}; wanted {', '.join(str(list(shape)) for shape in wanted)}")
-    if slots.dim() != 1 or len(slots) < len(y):
-        raise ShapeError(f"lora: slots is {list(slots.shape)}; wanted [{len(y)}] or longer")
-    if {x.dtype, a.dtype, b.dtype} != {y.dtype}:
-        raise ShapeError(f"lora: x is {x.dtype}, a {a.dtype}, b {b.dtype}; wanted y's {y.dtype}")
+        raise ShapeError(f"{op}: {got}; wanted {', '.join(str(list(shape)) for shape in wanted)}")
+    if slots.dim() != 1 or len(slots) < y[0]:
+        raise ShapeError(f"{op}: slots is {list(slots.shape)}; wanted [{y[0]}] or longer")
+    if {x.dtype, a.dtype, b.dtype} != {dtype}:
+        raise ShapeError(f"{op}: x is {x.dtype}, a {a.dtype}, b {b.dtype}; wanted y's {dtype}")
     if slots.dtype != torch.int32 or scales.dtype not in (torch.float32, torch.float64):
         got = f"slots is {slots.dtype}, scales {scales.dtype}"
-        raise ShapeError(f"lora: {got}; wanted torch.int32 and torch.float32")
+        raise ShapeError(f"{op}: {got}; wanted torch.int32 and torch.float32")
     if not all(tensor.is_contiguous() for tensor in (a, b, scales, slots)):
-        raise ShapeError("lora: wanted a, b, scales and slots contiguous")
+        raise ShapeError(f"{op}: wanted a, b, scales and slots contiguous")
 
 
 define_op(

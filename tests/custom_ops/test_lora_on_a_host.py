@@ -32,6 +32,7 @@ class Blocks(NamedTuple):
     tokens: int
     chunks: int = 0  # with which the kernel of clusters alone begins; 0: that of all GPUs
     rows: int = 0  # of B, of a thread of that kernel
+    is_early: bool = False  # whether that begins beside the projection
 
 
 class Case(NamedTuple):
@@ -61,13 +62,14 @@ ADAPTER_CASES = [
 
 def run(kernel: ctypes.CDLL, given: Operands, blocks: Blocks, *, is_vectors: bool, seed: int = 0) -> Tensor:
     """What the kernel writes, by threads that go on in an order of this seed."""
-    out = torch.full(given.y.shape, torch.nan, dtype=given.y.dtype)
+    out, late_y = torch.full(given.y.shape, torch.nan, dtype=given.y.dtype), given.y.clone()
     fields: list[Any] = [
         *(given.y.data_ptr(), given.y.stride(0), given.x.data_ptr(), given.x.stride(0)),
         *(tensor.data_ptr() for tensor in (given.a, given.b, given.scales, given.slots, out)),
         *(len(given.y), len(given.a), given.x.shape[1], given.b.shape[2]),
-        *(*given.rows, *[0] * (4 - len(given.rows)), DTYPES[given.y.dtype], 0),
+        *(*given.rows, *[0] * (4 - len(given.rows)), DTYPES[given.y.dtype], 0, 0),
         *(is_vectors, blocks.cluster, blocks.tokens, seed, blocks.chunks, blocks.rows),
+        late_y.data_ptr() if blocks.is_early else 0,
     ]
     assert kernel.run(struct.pack(f"{len(fields)}q", *fields)) == b""
     return out
@@ -128,3 +130,23 @@ def test_rounds_and_threads_by_adapters_may_run_in_any_order(kernel: ctypes.CDLL
     results = [run(kernel, given, BY_ADAPTERS[0], is_vectors=True, seed=seed) for seed in range(3)]
     check(results[0], given)
     assert all(torch.equal(one, results[0]) for one in results[1:])
+
+
+EARLY = [Blocks(8, 8, chunks, rows, True) for chunks, rows in ((2, 1), (2, 4), (2, 8), (7, 1), (7, 2))]
+EARLY_CASES = [
+    Case(1, 8, (16,), rank=8),
+    Case(3, 72, (2104, 8), rank=16),  # a cluster for each token
+    Case(2, 4200, (8,), rank=24),
+    Case(32, 40, (24, 8), rank=8),  # more than 8 tokens of a slot, and clusters of a second group
+]
+
+
+@pytest.mark.parametrize("case", EARLY_CASES, ids=str)
+def test_beside_the_projection_it_computes_the_same_bits(kernel: ctypes.CDLL, case: Case) -> None:
+    """From x alone, and y only once that is there; nothing is written before."""
+    given = made(case._replace(is_vectors=True), torch.bfloat16)
+    given = replace(given, y=given.y.clone(memory_format=torch.contiguous_format))
+    wanted = run(kernel, given, BY_ADAPTERS[0], is_vectors=True)
+    check(wanted, given)
+    for seed, blocks in enumerate(EARLY):
+        assert torch.equal(run(kernel, given, blocks, is_vectors=True, seed=seed), wanted), blocks

@@ -107,8 +107,11 @@ inline Fiber* current;
 inline std::mt19937 generator;
 inline std::vector<std::function<void()>> arriving;
 inline std::function<void()> body;
-inline std::function<void()> predecessor;  // what the kernel ahead has still to do; none: it has ended
-inline int64_t num_early;                  // copies that began before
+inline std::function<void()> predecessor;      // what the kernel ahead has still to do; none: it has ended
+inline bool waits_until_idle;                  // which it always does then when nothing else goes on
+inline int64_t num_early;                      // copies that began before
+inline std::map<const char*, int> prefetched;  // bytes, and how often
+inline std::map<int, bool> starts;             // blocks that let the kernel behind begin: whether one has before
 inline std::string failure;
 inline int64_t news;
 inline std::map<const void*, int64_t> waits_at_cluster;  // of a fiber
@@ -204,7 +207,7 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
     alive.push_back(&fiber);
   }
   int64_t before = -1;
-  const int idle_ahead = predecessor && generator() % 4 == 0 ? 0 : kIdle;  // rounds
+  const int idle_ahead = predecessor && !waits_until_idle && generator() % 4 == 0 ? 0 : kIdle;  // rounds
   for (int rounds = 0; !alive.empty() && failure.empty(); ++rounds) {
     if (news != before) rounds = 0, before = news;
     check(rounds < kPatience, "all wait");
@@ -226,6 +229,18 @@ inline void run_cluster(unsigned first, int num_blocks, unsigned threads, uint32
       check(barrier.bytes == 0 && barrier.pending == barrier.count, "a barrier is left within a phase");
   check(arriving.empty(), "copies arrive after the end");
   arriving.clear();
+}
+
+// The same while the kernel ahead still runs, for as long as anything else goes on; every block lets the kernel behind
+// begin, but not before that has ended.
+inline void run_promising_cluster(unsigned first, int num_blocks, unsigned threads, uint32_t bytes,
+                                  std::function<void()> function) {
+  predecessor = [] {}, waits_until_idle = true;
+  starts.clear();
+  run_cluster(first, num_blocks, threads, bytes, std::move(function));
+  waits_until_idle = false;
+  check(static_cast<int>(starts.size()) == num_blocks, "a block does not let the kernel behind begin");
+  for (const auto& [block, is_early] : starts) check(!is_early, "the kernel behind begins before x is there");
 }
 
 }  // namespace host
@@ -266,6 +281,8 @@ inline void __syncthreads() {
 inline float __fdividef(float x, float y) { return x / y; }
 
 namespace lamina {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
 
 // ---- hopper.cuh, pdl.cuh, warpgroup.cuh
 
@@ -314,6 +331,11 @@ inline void fence_shared_for_async() {}
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
 inline void prefetch_to_l2(const void*) {}
+inline void bulk_prefetch_to_l2(const void* from, uint32_t bytes) {
+  host::check(reinterpret_cast<uintptr_t>(from) % 16 == 0 && bytes % 16 == 0, "a prefetch is of no multiples of 16");
+  const auto* begin = static_cast<const char*>(from);
+  for (uint32_t i = 0; i < bytes; ++i) host::prefetched[begin + i] += 1;
+}
 inline void prefetch_tensor_map(const CUtensorMap*) {}
 inline int swizzled(int row, int byte) { return row * 128 + (byte ^ (row % 8 * 16)); }
 
@@ -505,7 +527,7 @@ inline void sync_cluster() {
 inline void wait_for_predecessor() {
   while (host::predecessor) host::yield();
 }
-inline void start_successor() {}
+inline void start_successor() { host::starts[host::current->block] |= static_cast<bool>(host::predecessor); }
 template <int count>
 void allocate_registers() {}
 template <int count>
@@ -548,6 +570,10 @@ Vec<T, kWidth> load(const T* from) {
   Vec<T, kWidth> vec;
   std::memcpy(&vec, from, sizeof(vec));
   return vec;
+}
+template <int kWidth, typename T>
+Vec<T, kWidth> load_from_l2(const T* from) {
+  return load<kWidth>(from);
 }
 template <typename T, int kWidth>
 void to_floats(float (&to)[kWidth], const Vec<T, kWidth>& vec) {
