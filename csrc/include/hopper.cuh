@@ -163,6 +163,11 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
+// cp.async.bulk.prefetch: has so many bytes, a multiple of 16 from a multiple of 16 on, come to the L2 cache.
+__device__ __forceinline__ void bulk_prefetch_to_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Orders this thread's generic-proxy stores to shared memory before what TMA and WGMMA do next (async proxy).
 __device__ __forceinline__ void fence_shared_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

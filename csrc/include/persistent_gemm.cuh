@@ -25,12 +25,13 @@ template <typename S, bool kGated>
 class PersistentProducer {
  public:
   __device__ __forceinline__ PersistentProducer(const CUtensorMap* weight, const CUtensorMap* x,
-                                                const PersistentLayout& at, int block, int box_rows)
+                                                const PersistentLayout& at, int block, int box_rows, bool promises_x)
       : weight_(weight),
         x_(x),
         at_(at),
         block_(block),
         box_rows_(box_rows),
+        promises_x_(promises_x),
         once_(evict_first()),
         often_(evict_last()) {}
 
@@ -44,6 +45,7 @@ class PersistentProducer {
     wait_for_cluster();  // every block has its barriers
     if (!is_elected) return;
     wait_for_predecessor();
+    if (promises_x_) start_successor();
     for (int index = 1; found; found = scheduler.find(index++, work)) {
       for (int step = 0; step < work.count; ++step, state_.advance()) {
         if (early > 0) {
@@ -104,6 +106,7 @@ class PersistentProducer {
   const CUtensorMap *weight_, *x_;
   const PersistentLayout& at_;
   const int block_, box_rows_;  // rank in the cluster; rows of x in a TMA box
+  const bool promises_x_;
   const uint64_t once_, often_;
   PipelineState<S::kStages> state_;
   uint32_t sums_parity_ = 0;
@@ -239,7 +242,7 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   const int block = static_cast<int>(blockIdx.x) % S::kCluster;
   const PersistentTileScheduler<S> scheduler(p.n, p.k, p.tokens, p.box_rows * S::kMulticast, p.splits_all);
 
-  start_successor();
+  if (!p.promises_x) start_successor();
   if (threadIdx.x == S::kThreads) {
     prefetch_tensor_map(&weight);
     prefetch_tensor_map(&x);
@@ -250,7 +253,7 @@ __global__ void __launch_bounds__(S::kAllThreads, 1)
   if (threadIdx.x >= S::kThreads) {
     if constexpr (S::kMovesRegisters) deallocate_registers<S::kProducerRegisters>();
     if (threadIdx.x < S::kThreads + kWarp)
-      PersistentProducer<S, kGated>(&weight, &x, at, block, p.box_rows).run(scheduler);
+      PersistentProducer<S, kGated>(&weight, &x, at, block, p.box_rows, p.promises_x).run(scheduler);
     else
       wait_for_cluster();
   } else {

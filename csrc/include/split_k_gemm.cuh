@@ -43,6 +43,24 @@ __device__ __forceinline__ void load_x_tiles(const CUtensorMap* x, const SplitKT
   }
 }
 
+// A block's share of a matrix of so many bytes, a multiple of 16.
+__device__ __forceinline__ void prefetch_share(const uint8_t* from, int64_t bytes) {
+  const int64_t blocks = int64_t{gridDim.x} * gridDim.y, index = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  const int64_t each = (bytes / 16 + blocks - 1) / blocks * 16, first = index * each;
+  if (first < bytes) bulk_prefetch_to_l2(from + first, static_cast<uint32_t>(min(each, bytes - first)));
+}
+
+// By one warp, which has nothing to multiply yet: adapters of up to 32 tokens come to the L2 cache, so that the kernel
+// behind, which begins no earlier than x is complete, finds them there. No kernel of a CUDA graph writes them.
+__device__ __forceinline__ void prefetch_adapters(const AdaptersBehind& behind, int tokens) {
+  const auto lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int slot = lane < tokens ? behind.slots[lane] : -1;
+  const unsigned same = __match_any_sync(kAllLanes, slot);
+  if (slot < 0 || (same & ((1u << lane) - 1)) != 0) return;
+  prefetch_share(behind.a + slot * behind.a_bytes, behind.a_bytes);
+  prefetch_share(behind.b + slot * behind.b_bytes, behind.b_bytes);
+}
+
 constexpr uint32_t kPacedClocks = 8192;  // about as long as attention of few tokens takes
 
 // Before the load of a step that is one of the first `stages`: waits, so that these are spread over so many clocks
@@ -58,10 +76,11 @@ __device__ __forceinline__ void pace_loads(int step, const SplitKTile& work, uin
 }
 
 // The producer warp: load_weight(step, stage) as stages get free, and behind it load_x(step, stage), as soon as the
-// kernel that makes x has ended.
+// kernel that makes x has ended. Where promises_x the next kernel begins behind that.
 template <typename LoadWeight, typename LoadX>
 __device__ __forceinline__ void produce_stages(const SplitKTile& work, uint32_t empty, int stages, bool sends,
-                                               const LoadWeight& load_weight, const LoadX& load_x) {
+                                               const LoadWeight& load_weight, const LoadX& load_x,
+                                               bool promises_x = false) {
   const bool is_elected = threadIdx.x % kWarp == 0;
   const int first = min(stages, work.end - work.begin);
   for (int i = 0; is_elected && i < first; ++i) load_weight(work.begin + i, i);
@@ -70,6 +89,7 @@ __device__ __forceinline__ void produce_stages(const SplitKTile& work, uint32_t 
   if (!is_elected) return;
   wait_for_predecessor();
   for (int i = 0; i < first; ++i) load_x(work.begin + i, i);
+  if (promises_x) start_successor();
   int stage = 0, parity = 0;
   for (int step = work.begin + first; step < work.end; ++step) {
     wait_barrier(empty + stage * 8, parity);
@@ -100,7 +120,7 @@ __device__ __forceinline__ void produce_tiles(const CUtensorMap* weight, const C
     load_x_tiles<S>(x, work, step, at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * kTileBytes,
                     at.full + stage * 8, p.box_rows, often);
   };
-  produce_stages(work, at.empty, at.stages, sends, load_weight, load_x);
+  produce_stages(work, at.empty, at.stages, sends, load_weight, load_x, p.promises_x);
 }
 
 // Whoever writes into a stage must know that this warp has read it; `empty` is the stage's barrier.
@@ -209,7 +229,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
   const SharedLayout at{begin + (-begin & 1023), full, full + kMaxStages * 8, full + 2 * kMaxStages * 8, p.stages};
   const bool sends = S::kSends && work.split_k > 1;
 
-  start_successor();
+  if (!p.promises_x) start_successor();
   if (threadIdx.x == S::kThreads) {
     prefetch_tensor_map(&weight);
     prefetch_tensor_map(&x);
@@ -229,6 +249,7 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + kWarp)
     __syncwarp();
   } else {
     if (work.multicast > 1 || sends) wait_for_cluster();
+    if (p.behind.slots != nullptr && threadIdx.x < kWarp) prefetch_adapters(p.behind, p.tokens);
     if constexpr (kIsScaled<In>)
       scaled_mainloop<S, kWarpgroups, kGated>(sums, work, at, p);
     else

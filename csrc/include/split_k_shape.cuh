@@ -20,6 +20,13 @@ struct Scales {};
 template <typename In>
 constexpr bool kIsScaled = sizeof(In) == 1;
 
+// Low-rank adapters that the kernel behind will read: of each slot so many bytes of A and of B, each in one piece.
+struct AdaptersBehind {
+  const uint8_t *a, *b;
+  const int32_t* slots;  // of each token; null: there are none
+  int64_t a_bytes, b_bytes;
+};
+
 // What is multiplied, of type In, comes as tensor maps.
 template <typename In, typename Out = In>
 struct Linear : Scales<In> {
@@ -30,7 +37,9 @@ struct Linear : Scales<In> {
   // Persistent kernel: whether split-K is of every tile, not of the last wave alone, so that sums do not depend on
   // where a tile lies.
   bool splits_all;
-  int box_rows;  // rows of x in a TMA box: no more than there are, since rows out of bounds are slower than any
+  int box_rows;     // rows of x in a TMA box: no more than there are, since rows out of bounds are slower than any
+  bool promises_x;  // the kernel behind begins only when x is complete (pdl.cuh)
+  AdaptersBehind behind;
 };
 
 constexpr uint32_t kPaceClocks = 2048;

@@ -7,7 +7,9 @@ struct LinearArguments {
   void* out;
   int64_t tokens, n, k, x_stride;
   lamina::GemmConfig config;
-  int64_t splits_all, dtype;
+  int64_t splits_all, promises_x;
+  lamina::AdaptersBehind behind;
+  int64_t dtype;
   cudaStream_t stream;
 };
 
@@ -24,6 +26,7 @@ int linear(const LinearArguments* a) {
     p.multicast = lamina::narrow(a->config.multicast), p.split_k = lamina::narrow(a->config.split_k);
     p.stages = lamina::narrow(a->config.stages), p.splits_all = a->splits_all != 0;
     p.pace = a->config.pace();
+    p.promises_x = a->promises_x != 0, p.behind = a->behind;
     return lamina::linear(p, a->weight, a->x, a->x_stride, a->config, a->stream);
   });
 #else

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +33,26 @@ HOPPER = (9, 0)
 EVEN = 8  # elements: rows that TMA takes start, and end, at multiples of 16 bytes
 
 
+class AdaptersBehind(NamedTuple):
+    """Matrices A and B of adapters, by slots in multiples of 16 bytes, and the slot of each row."""
+
+    a: Tensor
+    b: Tensor
+    slots: Tensor
+
+    def words(self) -> tuple[int, ...]:
+        """As the kernel takes them; csrc/include/split_k_shape.cuh has the same fields."""
+        sizes = [one[0].numel() * one.element_size() for one in (self.a, self.b)]
+        return (*(one.data_ptr() for one in self), *sizes)
+
+
+NOTHING_BEHIND = 0, 0, 0, 0, 0
+
+
 @functools.cache
 def find_kernel() -> CudaKernel:
     """Build or load the kernel, once."""
-    return CudaKernel("linear", "16q")  # struct LinearArguments
+    return CudaKernel("linear", "22q")  # struct LinearArguments
 
 
 def load() -> Callable[..., Tensor]:
@@ -52,18 +69,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_invarian
 
 
 def launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig, splits_all: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    config: GemmConfig,
+    splits_all: bool = False,
+    *,
+    promises_x: bool = False,
+    behind: "AdaptersBehind | None" = None,
 ) -> Tensor:
     """x @ weight.T + bias by the kernel of this configuration; the tensors must fit.
 
     splits_all: whether the persistent kernel, too, divides the columns of every tile, not of the last alone.
+    promises_x: whether a CUDA graph's kernel behind begins only when x is complete; csrc/include/pdl.cuh.
+    behind: what that will read, for which the split-K kernel asks meanwhile, of up to 32 rows.
     """
     out = x.new_empty((x.shape[0], weight.shape[0]))
     find_kernel()(
         x.device,
         *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()),
         *(x.shape[0], *weight.shape, x.stride(0)),
-        *(*config, splits_all, DTYPES[x.dtype]),
+        *(*config, splits_all, promises_x, *(NOTHING_BEHIND if behind is None else behind.words())),
+        DTYPES[x.dtype],
     )
     return out
 

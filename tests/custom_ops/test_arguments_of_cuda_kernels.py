@@ -11,7 +11,12 @@ OPS = CSRC.parent / "custom_ops"
 LAYOUT = re.compile(r'CudaKernel\(\s*(?:op|"\w+"),\s*"(\w+)"(?:, source_of\(dtype\))?\)\s*# struct (\w+)')
 SOURCES = {path.parent.name: path.read_text() for path in sorted(OPS.glob("*/_cuda.py"))}
 PACKED = [(op, *found) for op, source in SOURCES.items() for found in LAYOUT.findall(source)]
-WORDS = {"lamina::GemmConfig": 6, "GemmConfig": 6, "RankPointers": 8}  # of 8 bytes
+WORDS = {
+    "lamina::AdaptersBehind": 5,
+    "lamina::GemmConfig": 6,
+    "GemmConfig": 6,
+    "RankPointers": 8,
+}  # of 8 bytes
 
 
 def num_words(body: str) -> int:

@@ -61,6 +61,7 @@ def launched(
     seed: int = 0,
     scales: tuple[Tensor, Tensor] | None = None,
     splits_all: bool = False,
+    promises_x: bool = False,
 ) -> Tensor:
     """What the kernel writes, its threads in an order of a seed."""
     groups, section, share, split, clusters, n, k, num_rows, is_gated = case
@@ -72,7 +73,7 @@ def launched(
         of_x, of_weight = scales
         strides = (1, 0, 0) if of_weight.dim() == 1 else (*of_x.stride(), of_weight.shape[1])
         more = [of_x.data_ptr(), of_weight.data_ptr(), *strides, weight.dtype == torch.int8]
-    assert kernel.run(struct.pack("22q", *pointers, *numbers, *more, splits_all)) == b""
+    assert kernel.run(struct.pack("23q", *pointers, *numbers, *more, splits_all, promises_x)) == b""
     return out
 
 
@@ -134,6 +135,17 @@ def test_sums_arrive_where_no_tile_is_still_read(kernel: ctypes.CDLL, seed: int)
     x, weight, bias = torch.randn(8, 1280).bfloat16(), torch.randn(64, 1280).bfloat16(), torch.zeros(64)
     out = launched(kernel, (1, 128, 1, 2, 1, 64, 1280, 8, False), x, weight, bias.bfloat16(), seed)
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=str)
+def test_the_kernel_behind_begins_only_when_x_is_there_where_that_is_promised(
+    kernel: ctypes.CDLL, case: tuple[int, int, int, int, int, int, int, int, bool]
+) -> None:
+    *_, n, k, num_rows, _ = case
+    torch.manual_seed(n)
+    x, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((num_rows, k), (n, k), (n,)))
+    promising = launched(kernel, case, x, weight, bias, promises_x=True)
+    assert torch.equal(promising, launched(kernel, case, x, weight, bias))
 
 
 def test_gate_and_up_are_rounded_before_they_meet(kernel: ctypes.CDLL) -> None:

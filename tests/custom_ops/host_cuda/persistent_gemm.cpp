@@ -11,13 +11,13 @@ struct Arguments {
   Bf16* out;
   int64_t tokens, n, k, x_stride, warpgroups, section, multicast, split_k, clusters, is_gated, seed;
   const float *x_scale, *scale;  // of operands in one byte
-  int64_t token_stride, group_stride, groups, is_whole, splits_all;
+  int64_t token_stride, group_stride, groups, is_whole, splits_all, promises_x;
 };
 
 template <typename S, bool kGated>
 void run_shape(lamina::Linear<typename S::In, Bf16> p, const Arguments& a) {
   constexpr int kColumns = lamina::kTileColumns<typename S::In>, kBytes = sizeof(typename S::In);
-  p.bias = a.bias, p.out = a.out, p.splits_all = a.splits_all != 0;
+  p.bias = a.bias, p.out = a.out, p.splits_all = a.splits_all != 0, p.promises_x = a.promises_x != 0;
   p.tokens = static_cast<int>(a.tokens), p.n = static_cast<int>(a.n), p.k = static_cast<int>(a.k);
   p.box_rows = lamina::rows_to_copy<S>(p.tokens);
   CUtensorMap weight{a.weight, {a.k, a.n, 1, 1}, {1, a.k, 0, 0}, {kColumns, 64, 1, 1}, kBytes};
@@ -25,8 +25,9 @@ void run_shape(lamina::Linear<typename S::In, Bf16> p, const Arguments& a) {
   const CUtensorMap x{a.x, {a.k, a.tokens, 1, 1}, {1, a.x_stride, 0, 0}, {kColumns, p.box_rows, 1, 1}, kBytes};
   gridDim.x = static_cast<unsigned>(a.clusters) * S::kCluster;
   for (unsigned block = 0; block < gridDim.x && host::failure.empty(); block += S::kCluster)
-    host::run_cluster(block, S::kCluster, S::kAllThreads, S::kBytes,
-                      [&] { lamina::persistent_gemm_kernel<S, kGated>(weight, x, p); });
+    (p.promises_x ? host::run_promising_cluster : host::run_cluster)(
+        block, S::kCluster, S::kAllThreads, S::kBytes,
+        [&] { lamina::persistent_gemm_kernel<S, kGated>(weight, x, p); });
 }
 
 template <int kWarpgroups, int kTokens, int kMulticastBlocks, int kSplits, bool kGated>
