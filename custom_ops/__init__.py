@@ -16,6 +16,7 @@ from .layer_norm.op import layer_norm
 from .linear.op import linear
 from .linear_blocks.op import linear_blocks
 from .linear_int8.op import linear_int8
+from .linear_lora.op import linear_lora
 from .linear_silu_and_mul.op import linear_silu_and_mul
 from .linear_w4a16.op import linear_w4a16
 from .linear_w8a8.op import linear_w8a8
@@ -54,6 +55,7 @@ __all__ = [
     "linear_blocks",
     "linear_w8a8",
     "linear_int8",
+    "linear_lora",
     "linear_silu_and_mul",
     "linear_w4a16",
     "lora",

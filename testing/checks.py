@@ -14,6 +14,7 @@ from ..custom_ops.add_rms_norm_linear.reference import add_rms_norm_linear
 from ..custom_ops.add_rms_norm_quantized.reference import add_rms_norm_quantized
 from ..custom_ops.all_reduce_add_rms_norm.reference import all_reduce_add_rms_norm
 from ..custom_ops.linear.reference import linear
+from ..custom_ops.linear_lora.reference import linear_lora
 from ..custom_ops.linear_silu_and_mul.reference import linear_silu_and_mul
 from ..custom_ops.lora.reference import lora
 from ..custom_ops.qk_norm.reference import qk_norm
@@ -31,6 +32,7 @@ OWN_DIGITS = {
 GEMMS: Formulas = {
     OPS.linear.default: linear,
     OPS.linear_silu_and_mul.default: linear_silu_and_mul,
+    OPS.linear_lora.default: linear_lora,
     OPS.add_rms_norm_linear.default: add_rms_norm_linear,
 }
 QUANTIZING: Formulas = {

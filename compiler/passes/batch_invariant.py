@@ -14,6 +14,7 @@ ATEN, OPS = torch.ops.aten, torch.ops.lamina
 FLAGS: dict[Any, int] = {  # which argument is batch_invariant
     OPS.linear.default: 3,
     OPS.linear_silu_and_mul.default: 3,
+    OPS.linear_lora.default: 8,
     OPS.add_rms_norm_linear.default: 8,
 }
 SUMMED_BY_LIBRARIES = (

@@ -70,7 +70,7 @@ def _gemm(node: fx.Node) -> Gemm | None:
     if node.target is FOUR_BITS:
         return _four_bit_gemm(node)
     batch_invariant = node.target in FLAGS and True in args[FLAGS[node.target] :]
-    if node.target is OPS.linear.default:
+    if node.target in (OPS.linear.default, OPS.linear_lora.default):
         weight = args[1]
     elif node.target is OPS.add_rms_norm_linear.default:
         kind, weight = ("norm_gated" if args[6] else "norm"), args[4]

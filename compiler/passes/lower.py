@@ -36,6 +36,7 @@ GATES = (torch.ops.lamina.silu_and_mul.default, torch.ops.lamina.gelu_and_mul.de
 BEGIN_EARLY: Mapping[Any, tuple[str, tuple[Any, ...]]] = {
     torch.ops.lamina.linear_w4a16.default: ("linear_w4a16", NORMS),
     torch.ops.lamina.lora.default: ("lora", (*NORMS, *GATES)),
+    torch.ops.lamina.linear_lora.default: ("linear_lora", (*NORMS, *GATES)),
 }
 
 

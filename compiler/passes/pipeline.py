@@ -19,6 +19,7 @@ from .canonicalise import CANONICALISE
 from .gated_w4a16 import GATED_W4A16
 from .graph import Pass, PassReport, is_mutating
 from .linear import LINEAR
+from .linear_lora import LINEAR_LORA
 from .linear_silu_and_mul import LINEAR_SILU_AND_MUL
 from .lower import LOWER
 from .mlp_w8a8 import MLP_W8A8
@@ -45,6 +46,7 @@ PIPELINE: tuple[Pass, ...] = (
     MLP_W8A8,  # joins what the one before it has made
     GATED_W4A16,  # behind the names of gates
     LINEAR_SILU_AND_MUL,  # likewise, of what add_rms_norm_linear has left
+    LINEAR_LORA,  # behind the names of GEMMs
     LOWER,  # last: turns what was named into what its provider runs
 )
 PASS_NAMES: tuple[str, ...] = tuple(step.name for step in PIPELINE)

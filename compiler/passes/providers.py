@@ -12,6 +12,7 @@ TAKEN: Mapping[str, Mapping[str, tuple[torch.dtype, ...]]] = {
         "linear": NARROW,  # wider GEMMs stay torch's, whose sums tests compare with
         "all_reduce_add_rms_norm": FLOATS,
         "add_rms_norm_linear": NARROW,
+        "linear_lora": NARROW,
         "linear_silu_and_mul": NARROW,
         "linear_w4a16": NARROW,
         "lora": NARROW,

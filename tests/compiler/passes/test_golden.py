@@ -92,6 +92,7 @@ def test_every_norm_sum_and_gate_of_the_model_is_a_site(pieces):
         "act_and_mul_quantized": 0,
         "mlp_w8a8": 0,
         "gated_w4a16": 0,  # of projections in four bits
+        "linear_lora": 0,  # without adapters
         "linear_silu_and_mul": 0,  # behind no norm that takes it along
     }
     full = silent | {"add_rms_norm": 2, "rms_norm": 0, "silu_and_mul": 1}

@@ -1,14 +1,18 @@
 """Steps with adapters: which ops the pieces of a model come to on a GPU."""
 
 import pytest
+import torch
 
 from lamina.common.progress import say_nothing
-from lamina.compiler.passes import lower, pipeline
+from lamina.compiler.passes import batch_invariant, lower, pipeline
+from lamina.compiler.passes.graph import copy_graph
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup.loader import resolve_runtime
 
 from .. import pipelines
 from .test_golden import op_list, pieces_of
+
+OPS = torch.ops.lamina
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +37,9 @@ def on_a_gpu(graph, choose=pipelines.taken):
 
 def test_a_layer_with_adapters_is_ops_alone_on_a_gpu(pieces):
     """Each of which begins before what it reads is there: behind generated code none does."""
-    projection = ["linear", "lora"]
-    layer = [*projection, "add_rms_norm", *projection, "silu_and_mul", *projection, "add_rms_norm"]
-    wanted = [["rms_norm", *projection], [*layer, *projection], layer[:-1]]
+    projection = "linear_lora"
+    layer = [projection, "add_rms_norm", projection, "silu_and_mul", projection, "add_rms_norm"]
+    wanted = [["rms_norm", projection], [*layer, projection], layer[:-1]]
     for graph, calls in zip(pieces, wanted, strict=True):
         lowered, report = on_a_gpu(graph)
         assert lamina_ops(lowered)[: len(calls)] == calls
@@ -56,3 +60,37 @@ def test_a_norm_or_gate_ahead_of_adapters_keeps_its_kernel_where_those_have_one(
     for graph, ahead in zip(pieces, ({"rms_norm"}, {"add_rms_norm", "silu_and_mul"}), strict=False):
         assert ahead <= set(lamina_ops(on_a_gpu(graph)[0]))
         assert not ahead & set(lamina_ops(on_a_gpu(graph, pipelines.left)[0]))
+
+
+def without(*names):
+    return [step for step in pipelines.PIPELINE[:-1] if step.name not in names]
+
+
+def test_adapters_of_what_others_read_too_or_of_another_input_stay_apart(pieces):
+    graph = copy_graph(pipeline.rewrite(pieces[1], without("linear_lora")).graph)
+    first, second, *rest = graph.find_nodes(op="call_function", target=OPS.lora.default)
+    second.args = (second.args[0], graph.call_function(torch.clone, (second.args[1],)), *second.args[2:])
+    second.args[1].meta["val"] = second.all_input_nodes[0].meta["val"]
+    second.prepend(second.args[1])
+    output = graph.output_node()
+    output.args = ((*output.args[0], first.args[0]),)
+    joined, report = pipelines.LINEAR_LORA.run(graph)
+    left = joined.find_nodes(op="call_function", target=OPS.lora.default)
+    assert [node.name for node in left] == [first.name, second.name]
+    assert report.num_matches == len(rest)
+    assert report.skipped == (f"{first.name}: others read the projection too",)
+
+
+def test_batch_invariance_and_bias_reach_the_op_that_joins_both(pieces):
+    graph = pipeline.rewrite(pieces[1], without("linear_lora")).graph
+    apart = batch_invariant.BATCH_INVARIANT.run(graph)[0]
+    late, early = (
+        step_behind.run(step.run(start)[0])[0]
+        for start, step, step_behind in (
+            (graph, pipelines.LINEAR_LORA, batch_invariant.BATCH_INVARIANT),
+            (apart, batch_invariant.BATCH_INVARIANT, pipelines.LINEAR_LORA),
+        )
+    )
+    for joined in (late, early):
+        ops = joined.find_nodes(op="call_function", target=OPS.linear_lora.default)
+        assert [node.args[8] for node in ops] == [True] * 4

@@ -1,0 +1,1 @@
+"""lamina::linear_lora."""
