@@ -1,8 +1,10 @@
 """Tokens/s with adapters beside those of the base model: decode steps of a runtime on one GPU, in turns.
 
 `plain` is a runtime without room for adapters; `room` the base model in a runtime with room, whose steps are
-to cost nothing more; `adapters` requests of all adapters in turn. Weights are random. A decode step is a long
-answer less a short one, over the steps between. Exits with 1 where a ratio to `plain` is below its bound.
+to cost nothing more; `adapters` requests of all adapters in turn. With --leave-out `without` is the same, by
+a plan without these passes: linear_lora, for projections and adapters one after the other. Weights are
+random. A decode step is a long answer less a short one, over the steps between. Exits with 1 where a ratio to
+`plain` is below its bound.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from typing import Any
 import workloads
 from made_up_weights import write_adapters
 
-from lamina import LoRAConfig, Runtime, SamplingParams
+from lamina import CompileConfig, LoRAConfig, Runtime, SamplingParams
+from lamina.compiler.passes import all_but
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu_lora.json"
 PROMPT, NUM_IDS = 128, 1000
@@ -36,6 +39,7 @@ def main() -> None:
         "--decoded", type=int, default=128, help="steps between a short answer and a long one"
     )
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--leave-out", nargs="+", metavar="PASS", help="linear_lora")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cache-dir", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -61,8 +65,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[int, dict[str, An
         roomy = stack.enter_context(opened(model, options, lora=room))
         contenders: dict[str, tuple[Runtime, list[Any]]]
         contenders = {"plain": (plain, [None]), "room": (roomy, [None]), "adapters": (roomy, names)}
-        for name, path in zip(names, paths, strict=True):
-            roomy.load_adapter(name, path)
+        if options.leave_out:
+            passes = CompileConfig(passes=all_but(*options.leave_out))
+            without = stack.enter_context(opened(model, options, lora=room, compile=passes))
+            contenders["without"] = without, names
+        for runtime in {one for one, asked in contenders.values() if asked is names}:
+            for name, path in zip(names, paths, strict=True):
+                runtime.load_adapter(name, path)
         return {batch: in_turns(contenders, batch, options) for batch in options.batches}
 
 

@@ -5,7 +5,9 @@ is what the first provider adds to the projections themselves, of which each is 
 step's projections, norms and gates without adapters; with them, and norms and gates behind which nothing
 begins early, as generated code has it; and with kernels of ours for those, as a plan has them (kernels),
 likewise with the library's GEMM for gate and up, or with GEMMs of a stage less (roomy), beside which a
-processor has shared memory for blocks that add adapters.
+processor has shared memory for blocks that add adapters. `joined` are those of linear_lora: as it is, with
+all stages (tight), with room for a single block a processor (single), or where the GEMM does not ask for the
+adapters ahead (unasked).
 What every call of a layer computes is compared first, with fresh numbers and in memory that held NaN.
 """
 
@@ -29,11 +31,13 @@ from workloads import SHAPES
 
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.linear import choices
+from lamina.custom_ops.linear_lora import _overlapped as overlapped
 from lamina.custom_ops.lora.reference import lora as formula
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_lora_op.json"
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-FORMS = ("base", "generated", "kernels", "library", "roomy")
+JOINED = "joined", "joined_tight", "joined_single", "joined_unasked"
+FORMS = ("base", "generated", "kernels", "library", "roomy", *JOINED)
 OPS, EPS = torch.ops.lamina, 1e-5
 SUM_ERROR = 2e-6  # of sums in float32, by the sizes of their terms
 
@@ -93,6 +97,8 @@ def layer_calls(
     gate_up_gemm = F.linear if form in ("generated", "library") else linear
 
     def added(place: int, x: Tensor, gemm: Any = linear) -> Any:
+        if form.startswith("joined"):
+            return OPS.linear_lora.default(x, matrices[place], None, *given[place][2:])
         y = gemm(x, matrices[place])
         return y if form == "base" else OPS.lora.default(y, x, *given[place][2:])
 
@@ -137,14 +143,42 @@ def gemms_with_room(shape: str, num_tokens: int) -> Iterator[None]:
         adopt(0)
 
 
+@contextlib.contextmanager
+def joined_as(**changed: Any) -> Iterator[None]:
+    """While it lasts, linear_lora's module has other constants or functions."""
+    before = {name: getattr(overlapped, name) for name in changed}
+    for name, value in changed.items():
+        setattr(overlapped, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(overlapped, name, value)
+
+
+def setting_of(form: str, shape: str, num_tokens: int) -> contextlib.AbstractContextManager[None]:
+    """What else is as a form has it."""
+    if form == "roomy":
+        return gemms_with_room(shape, num_tokens)
+    if form == "joined_tight":
+        return joined_as(beside=lambda config, block: config)
+    if form == "joined_single":
+        return joined_as(MOST_ROOM=overlapped.MOST_ROOM // 2)
+    if form == "joined_unasked":
+        return joined_as(PREFETCHES=False)
+    return contextlib.nullcontext()
+
+
 def provided(op: str, form: str) -> Any:
     """A norm or gate as a form has it; Triton's kernels begin late, as generated ones do."""
     return select(op, device=DEVICE, dtype=DTYPE, provider="triton" if form == "generated" else "auto").call
 
 
-def check(given: list[tuple[Any, ...]]) -> None:
-    """AssertionError where a call of the first layer is not what the formulas say."""
-    for y, x, *rest, rows in given[:4]:
+def check(given: list[tuple[Any, ...]], matrices: list[Tensor]) -> None:
+    """AssertionError where a call of the first layer is not what formulas say, or joined has other bits."""
+    for weight, (y, x, *rest, rows) in zip(matrices, given[:4], strict=False):
+        apart = OPS.lora.default(OPS.linear.default(x, weight), x, *rest, rows)
+        assert torch.equal(OPS.linear_lora.default(x, weight, None, *rest, rows), apart)
         plain = over_poison(OPS.lora.default, y, x, *rest, rows)
         a, b, scales, slots = rest
         wide = [one.double() for one in (y, x, a, b, scales)]
@@ -167,7 +201,7 @@ def measure(
     """Milliseconds of a step's calls by each provider."""
     given, used = operands(shape, num_tokens, options.slots, options.rank), min(num_tokens, options.slots)
     num_bytes = sum((a.nbytes + b.nbytes) * used // options.slots for _, _, a, b, *_ in given)
-    check(given)
+    check(given, matrices)
     row: dict[str, Any] = {"shape": shape, "tokens": num_tokens, "ms": {}, "layers_ms": {}}
     row["bytes"] = num_bytes + sum(2 * y.nbytes + x.nbytes for y, x, *_ in given)
     for name in options.providers:
@@ -177,7 +211,7 @@ def measure(
     first = select("lora", device=DEVICE, dtype=DTYPE, provider=options.providers[0]).call
     row["behind_gemms_ms"] = added_to_gemms(matrices, given, first, options.repeats)
     for form in FORMS:
-        with gemms_with_room(shape, num_tokens) if form == "roomy" else contextlib.nullcontext():
+        with setting_of(form, shape, num_tokens):
             calls = layer_calls(form, shape, matrices, given)
             row["layers_ms"][form] = seconds(calls, options.repeats) * len(calls) * 1e3
     return row

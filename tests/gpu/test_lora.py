@@ -1,8 +1,10 @@
 """lamina::lora and adapters of a runtime on a GPU."""
 
+import ctypes
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,6 +12,12 @@ import torch
 from lamina import LoRAConfig, Runtime, SamplingParams
 from lamina.custom_ops import rms_norm
 from lamina.custom_ops._shared import registry
+from lamina.custom_ops._shared.build import CSRC
+from lamina.custom_ops._shared.build_cuda import device_architecture, find_nvcc
+from lamina.custom_ops.linear import _cuda as gemm_kernel
+from lamina.custom_ops.linear.choices import GemmConfig, persistent_stages
+from lamina.custom_ops.linear_lora import _overlapped as overlapped
+from lamina.custom_ops.lora import _cuda as lora_kernel
 
 from ..adapters import write_adapter, write_merged
 from ..custom_ops.test_lora import Operands, check, operands
@@ -19,6 +27,10 @@ DEVICE = torch.device("cuda")
 PROMPTS = [[1, 5, 9, 20], [7, 8, 200, 31, 4, 4, 19], [3] * 21]
 
 
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != gemm_kernel.HOPPER,
+    reason="the kernels are for compute capability 9.0",
+)
 every_provider = pytest.mark.parametrize("provider", ["cuda", "triton"])
 
 
@@ -108,6 +120,130 @@ def test_it_follows_the_kernels_ahead_of_it_in_a_graph(provider: str) -> None:
         out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, chain(x))
+
+
+def kernel_of_late_copies(folder: Path) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Copies by a kernel that lets the next one begin 50 us or so before it writes."""
+    library = folder / "late_copy.so"
+    source, flags = Path(__file__).with_name("late_copy.cu"), ("-std=c++17", "-shared", "-Xcompiler=-fPIC")
+    own = device_architecture()
+    target = f"-gencode=arch={own.replace('sm', 'compute')},code={own}"
+    command = [find_nvcc(), *flags, target, f"-I{CSRC / 'include'}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    entry = ctypes.CDLL(str(library)).late_copy
+    entry.argtypes = *([ctypes.c_void_p] * 2), *([ctypes.c_int64] * 2), ctypes.c_void_p
+
+    def copy(from_: torch.Tensor, to: torch.Tensor) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        assert entry(from_.data_ptr(), to.data_ptr(), to.numel(), 100_000, stream) == 0
+
+    return copy
+
+
+class Beside(NamedTuple):
+    """A projection with adapters: rows of x, its columns, outputs of each part, and the GEMM's kernel."""
+
+    num_tokens: int
+    columns: int
+    rows: tuple[int, ...]
+    gemm: GemmConfig
+
+
+BESIDE = [
+    Beside(1, 4096, (4096,), GemmConfig(1, 8, 1, 2, 12)),
+    Beside(1, 4096, (14336, 14336), GemmConfig(1, 8, 1, 1, 6)),
+    Beside(32, 4096, (4096, 1024, 1024), GemmConfig(1, 32, 1, 1, 9)),
+    Beside(32, 4096, (14336, 14336), GemmConfig(2, 32, 2, 1, 5)),
+    Beside(30, 14336, (4096,), GemmConfig(1, 32, 1, 2, 9)),
+    Beside(20, 4096, (2100, 10), GemmConfig(1, 32, 1, 2, 9)),  # threads without neighbours
+    Beside(8, 4096, (4096,), GemmConfig(2, 128, 1, 2, persistent_stages(2, 128), 66)),
+]
+
+
+class Captured(NamedTuple):
+    """Late copies, each with a projection behind it that others are to find in a CUDA graph."""
+
+    graph: torch.cuda.CUDAGraph
+    sources: list[torch.Tensor]
+    copies: list[torch.Tensor]
+    results: list[torch.Tensor]
+
+    def replay(self, seed: int) -> None:
+        """With fresh numbers, over NaN."""
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        for source in self.sources:
+            source.normal_(generator=generator)
+        for one in (*self.copies, *self.results):
+            one.fill_(torch.nan)
+        self.graph.replay()
+
+
+def captured(
+    copy: Callable[[torch.Tensor, torch.Tensor], None], case: Beside, call: Callable[..., Any]
+) -> Captured:
+    shape = case.num_tokens, case.columns
+    sources, copies = (
+        [torch.zeros(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(4)] for _ in "ab"
+    )
+    call(copies[0])
+    graph, results = torch.cuda.CUDAGraph(), []
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for source, x in zip(sources, copies, strict=True):
+            copy(source, x)
+            results.append(call(x))
+    return Captured(graph, sources, copies, results)
+
+
+@on_hopper
+@pytest.mark.parametrize("promises_x", [True, False])
+@pytest.mark.parametrize("case", BESIDE, ids=str)
+def test_adapters_begin_beside_the_projection_and_not_before_its_input(
+    case: Beside, promises_x: bool, tmp_path: Path
+) -> None:
+    """Behind a kernel that is late to write that: where a GEMM promises nothing, they read it too early."""
+    given = operands(case.num_tokens, case.columns, case.rows, torch.bfloat16, rank=16, num_slots=8)
+    given.slots[: case.num_tokens] = torch.arange(case.num_tokens) % 8
+    given.scales.fill_(0.5)
+    *adapters, rows = on_device(given)[2:]
+    behind = gemm_kernel.AdaptersBehind(adapters[0], adapters[1], adapters[3])
+    weight = torch.randn(sum(case.rows), case.columns, device=DEVICE).bfloat16() / case.columns**0.5
+
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        return lora_kernel.launch(gemm_kernel.launch(x, weight, None, case.gemm), x, *adapters, rows)
+
+    def beside(x: torch.Tensor) -> torch.Tensor:
+        config = case.gemm if case.gemm.clusters else overlapped.beside(case.gemm, overlapped.block_bytes(16))
+        y = gemm_kernel.launch(x, weight, None, config, promises_x=promises_x, behind=behind)
+        return lora_kernel.launch(y, x, *adapters, rows, blocks_beside=264)
+
+    steps, are_right = captured(kernel_of_late_copies(tmp_path), case, beside), True
+    for seed in range(10):
+        steps.replay(seed)
+        wanted = [apart(source) for source in steps.sources]
+        assert all(map(torch.equal, steps.copies, steps.sources))
+        are_right &= all(map(torch.equal, steps.results, wanted))
+    has_room = case.gemm.clusters == 0  # beside a persistent kernel none has
+    assert are_right if promises_x else not (are_right and has_room)
+
+
+@on_hopper
+@pytest.mark.parametrize("num_tokens", [1, 32, 33, 300])
+@pytest.mark.parametrize("rank", [16, 64])
+def test_the_op_of_both_has_the_bits_of_the_two(num_tokens: int, rank: int) -> None:
+    call = registry.select("linear_lora", device=DEVICE, dtype=torch.bfloat16, provider="cuda").call
+    for columns, rows in ((4096, (4096,)), (4096, (14336, 14336)), (576, (40, 8))):
+        x, weight, bias, *adapters = on_device_with_weight(num_tokens, columns, rows, rank)
+        y = torch.ops.lamina.linear.default(x, weight, bias)
+        wanted = torch.ops.lamina.lora.default(y, x, *adapters)
+        assert torch.equal(call(x, weight, bias, *adapters), wanted)
+
+
+def on_device_with_weight(num_tokens: int, columns: int, rows: tuple[int, ...], rank: int) -> list[Any]:
+    given = operands(num_tokens, columns, rows, torch.bfloat16, rank=rank, num_slots=8)
+    _, x, *adapters = on_device(Operands(*given.each(x=given.x.contiguous())))
+    weight = torch.randn(sum(rows), columns, device=DEVICE).bfloat16() / columns**0.5
+    return [x, weight, weight[:, 0].contiguous(), *adapters]
 
 
 @pytest.mark.parametrize("compile_", [False, True])
