@@ -36,7 +36,7 @@ from lamina.custom_ops.lora.reference import lora as formula
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "gpu_lora_op.json"
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-JOINED = "joined", "joined_tight", "joined_single", "joined_unasked"
+JOINED = "joined", "joined_tight", "joined_single", "joined_double", "joined_unasked"
 FORMS = ("base", "generated", "kernels", "library", "roomy", *JOINED)
 OPS, EPS = torch.ops.lamina, 1e-5
 SUM_ERROR = 2e-6  # of sums in float32, by the sizes of their terms
@@ -161,9 +161,11 @@ def setting_of(form: str, shape: str, num_tokens: int) -> contextlib.AbstractCon
     if form == "roomy":
         return gemms_with_room(shape, num_tokens)
     if form == "joined_tight":
-        return joined_as(beside=lambda config, block: config)
+        return joined_as(leave_room=lambda config, room: config)
     if form == "joined_single":
-        return joined_as(MOST_ROOM=overlapped.MOST_ROOM // 2)
+        return joined_as(blocks_beside=lambda num_tokens, block: 1)
+    if form == "joined_double":
+        return joined_as(blocks_beside=lambda num_tokens, block: overlapped.MOST_ROOM // block)
     if form == "joined_unasked":
         return joined_as(PREFETCHES=False)
     return contextlib.nullcontext()

@@ -17,6 +17,7 @@ from ._composed import linear_lora as apart
 
 MOST_ROWS = 32  # of a window of lora_cluster.cuh: with more, fewer of its blocks would find room
 MOST_ROOM = 24 << 10  # bytes of shared memory, for which the GEMM's pipeline gives up a stage
+FEW_ROWS = 8  # beyond, a processor has one block of lora's beside the GEMM, which then keeps the more stages
 PREFETCHES = True  # whether the GEMM asks for the adapters while it waits for x
 VECTOR = 16  # bytes
 RANK_BYTES, BARRIER_BYTES, SYSTEM_BYTES = 9728, 16, 1024  # of 16 ranks, ClusterMemory; of any block
@@ -44,12 +45,13 @@ def linear_lora(
     find, added = gemm.config_of_one_order if batch_invariant else gemm.config_of, (a, b, scales, slots, rows)
     block = block_bytes(b.shape[2])
     config = find("linear", x, weight) if len(x) <= MOST_ROWS and block <= MOST_ROOM else None
-    if config is None or config.clusters:  # a persistent kernel leaves no room
+    if config is None or config.is_persistent:  # which leaves no room
         return apart(x, weight, bias, *added, batch_invariant)
     behind = gemm.AdaptersBehind(a, b, slots) if PREFETCHES and whole_vectors(a, b) else None
-    config = beside(config, block)
+    blocks = blocks_beside(len(x), block)
+    config = leave_room(config, blocks * block)
     y = gemm.launch(x, weight, bias, config, batch_invariant, promises_x=True, behind=behind)
-    return adapters.launch(y, x, *added, blocks_beside=MOST_ROOM // block * processors_of(x.device))
+    return adapters.launch(y, x, *added, blocks_beside=blocks * processors_of(x.device))
 
 
 def whole_vectors(*matrices: Tensor) -> bool:
@@ -64,9 +66,9 @@ def block_bytes(rank: int) -> int:
     return ceil_div(rank, 16) * RANK_BYTES + BARRIER_BYTES + SYSTEM_BYTES
 
 
-def beside(config: GemmConfig, block: int) -> GemmConfig:
-    """The GEMM with as many stages less as leave room for such blocks; its bits are the same."""
-    return leave_room(config, MOST_ROOM // block * block)
+def blocks_beside(num_tokens: int, block: int) -> int:
+    """Of lora's blocks of so many bytes, how many a processor is to have beside the GEMM's."""
+    return MOST_ROOM // block if num_tokens <= FEW_ROWS else 1
 
 
 def leave_room(config: GemmConfig, room: int) -> GemmConfig:
