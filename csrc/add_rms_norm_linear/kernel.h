@@ -17,7 +17,7 @@ struct Norm {
   T* total;  // contiguous
 
   // The sum of a token, kept, and its norm in `to`.
-  void row(int64_t token, T* to) const {
+  const T* row(int64_t token, T* to) const {
     const T *left = x + token * x_token, *right = residual + token * residual_token;
     T* sum = total + token * width;
     Vec squares = {};
@@ -32,6 +32,7 @@ struct Norm {
       Vec unit = rounded<T>(load_some(sum + k, width - k) * scale);
       store_some(to + k, unit * load_some(weight + k, width - k), width - k);
     }
+    return to;
   }
 };
 
@@ -53,21 +54,16 @@ struct AddRmsNormLinear {
 
   int64_t out_rows() const { return gated ? weight.rows / 2 : weight.rows; }
 
-  void rows(int64_t first, int count, const T** to) const {
-    thread_local Buffer buffer;
-    T* normed = reinterpret_cast<T*>(buffer.reserve(count * norm.width * sizeof(T) / sizeof(float) + 1));
-    for (int t = 0; t < count; t++, normed += norm.width) {
-      norm.row(first + t, normed);
-      to[t] = normed;
-    }
-  }
-
   void write(int64_t token, int64_t row, Vec first, Vec second) const {
     const int64_t width = out_rows(), count = width - row;
     T* to = out + token * width + row;
     if (gated) return store_some(to, silu_and_mul<T>(finished(first, row), finished(second, width + row)), count);
     store_some(to, finished(first, row), count);
     if (count > kLanes) store_some(to + kLanes, finished(second, row + kLanes), count - kLanes);
+  }
+
+  void write(int64_t token, int64_t row, Vec sums) const {  // of what is not gated
+    store_some(out + token * out_rows() + row, finished(sums, row), out_rows() - row);
   }
 
   Vec finished(Vec sums, int64_t row) const {
@@ -77,10 +73,9 @@ struct AddRmsNormLinear {
   }
 
   bool run(Method method, int threads) const {
-    return gemm_by<T>(
-        method, weight, gated, tokens, threads,
-        [this](int64_t first, int count, const T** to) { rows(first, count, to); },
-        [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });
+    return gemm_by<T>(method, weight, gated, tokens, threads,
+                      Rows{true, [this](int64_t token, T* to) { return norm.row(token, to); }},
+                      [this](int64_t token, int64_t row, auto... sums) { write(token, row, sums...); });
   }
 };
 

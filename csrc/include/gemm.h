@@ -2,40 +2,26 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "amx.h"
 #include "buffer.h"
+#include "gemm_amx.h"
 #include "int8.h"
 #include "lane_ops.h"
+#include "packing.h"
+#include "strips.h"
 #include "thread_pool.h"
 
 namespace lamina {
 
-constexpr int kBlockTokens = 64;               // of which a unit's sums are kept before they are written
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking threads costs more than it saves
 // Short rows are fetched ahead of their use a whole unit further down, long ones so much further on in themselves:
 // units are few where rows are long, and a thread's first one would come late, and what follows its last one for
 // nothing.
 constexpr int64_t kLongRow = 8192, kBytesAhead = 1024;  // bytes
-
-// kLanes rows of weights, or fewer at the end of a matrix.
-template <typename W>
-struct Strip {
-  const W* data;
-  int64_t stride;  // in elements
-  int count;
-};
-
-// Two strips that are worked on together, with the rows of the result they stand for.
-template <typename W>
-struct Unit {
-  Strip<W> strips[2];
-  int64_t rows_ahead;  // from a strip to the one the same thread takes next
-};
 
 // Columns of type W between what is read and what is fetched meanwhile; all of a row where that is short.
 template <typename W>
@@ -56,7 +42,11 @@ class DotKernel {
       : depth_(depth), row_((depth + kStep - 1) / kStep * kStep), ahead_(columns_ahead<W>(depth)) {}
 
   static constexpr int kPackTokens = 1;
+  static constexpr bool kPacksTogether = false;
   struct Scope {};
+
+  static int strips_at_once(int64_t) { return 2; }
+  int64_t depth() const { return depth_; }
 
   size_t packed_elements(int64_t tokens) const { return tokens * row_; }
 
@@ -121,146 +111,6 @@ class DotKernel {
   int64_t depth_, row_, ahead_;
 };
 
-#if defined(LAMINA_AMX)
-class AmxKernel {
- public:
-  using Element = BFloat16;
-  using Packed = BFloat16;
-  static_assert(kLanes == kTileRows, "a strip is a tile");
-
-  explicit AmxKernel(int64_t depth) : depth_(depth), group_((depth + kTileDepth - 1) / kTileDepth * kTileElements) {}
-
-  static constexpr int kPackTokens = kTileRows;
-  using Scope = AmxScope;
-
-  size_t packed_elements(int64_t tokens) const { return (tokens + kTileRows - 1) / kTileRows * group_; }
-
-  void pack(const BFloat16* const* rows, int64_t token, int count, BFloat16* x) const {
-    x += token / kTileRows * group_;
-    for (int64_t k = 0; k < depth_; k += kTileDepth, x += kTileElements) pack_tile(rows, count, k, depth_ - k, x);
-  }
-
-  void multiply(const Unit<BFloat16>& unit, const BFloat16* x, int64_t first, int tokens, int64_t all,
-                Vec (*sums)[kBlockTokens]) const {
-    const TileRows strips[2] = {{unit.strips[0].data, unit.strips[0].stride, unit.strips[0].count},
-                                {unit.strips[1].data, unit.strips[1].stride, unit.strips[1].count}};
-    x += first / kTileRows * group_;
-    const int blocks = static_cast<int>((all + 2 * kTileRows - 1) / (2 * kTileRows));
-    for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group_) {
-      const int64_t columns = blocks == 1 ? columns_ahead<BFloat16>(depth_) : depth_;
-      const Prefetch ahead{unit.rows_ahead, columns, blocks, static_cast<int>((first + t) / (2 * kTileRows))};
-      clear_sums();
-      if (tokens - t <= kTileRows) {
-        add_tiles<1>(strips, x, group_, depth_, ahead);
-        store_sums<1>(sums[0] + t, sums[1] + t);
-      } else {
-        add_tiles<2>(strips, x, group_, depth_, ahead);
-        store_sums<2>(sums[0] + t, sums[1] + t);
-      }
-    }
-  }
-
- private:
-  int64_t depth_, group_;
-};
-#endif
-
-#if defined(LAMINA_AMX) && defined(LAMINA_INT8_AS_BF16)
-class AmxInt8Kernel {
- public:
-  using Element = BFloat16;
-  using Packed = BFloat16;
-
-  explicit AmxInt8Kernel(int64_t depth) : depth_(depth), padded_((depth + kBytes - 1) / kBytes * kBytes) {}
-
-  static constexpr int kPackTokens = kTileRows;
-  using Scope = AmxScope;
-
-  size_t packed_elements(int64_t tokens) const { return (tokens + kTileRows - 1) / kTileRows * group(); }
-
-  void pack(const BFloat16* const* rows, int64_t token, int count, BFloat16* x) const {
-    x += token / kTileRows * group();
-    for (int64_t k = 0; k < depth_; k += kBytes, x += 2 * kTileElements) {
-      Vec halves[2][kTileRows] = {};
-      for (int t = 0; t < count; t++) load_widened(rows[t] + k, depth_ - k, halves[0][t], halves[1][t]);
-      transpose(halves[0]);
-      transpose(halves[1]);
-      std::memcpy(x, halves, sizeof(halves));
-    }
-  }
-
-  // Of many tokens a unit's weights are all widened with the first.
-  void multiply(const Unit<int8_t>& unit, const BFloat16* x, int64_t first, int tokens, int64_t all,
-                Vec (*sums)[kBlockTokens]) const {
-    if (all <= 2 * kTileRows) return multiply_few(unit, x, tokens, sums);
-    Wide wide(padded_, 1);
-    x += first / kTileRows * group();
-    for (int t = 0; t < tokens; t += 2 * kTileRows, x += 2 * group()) {
-      clear_sums();
-      if (first + t == 0) widen_unit(unit, 0, padded_, wide, 0);
-      add(tokens - t, wide.strips(0), x, padded_);
-      tokens - t <= kTileRows ? store_sums<1>(sums[0] + t, sums[1] + t) : store_sums<2>(sums[0] + t, sums[1] + t);
-    }
-  }
-
- private:
-  static constexpr int64_t kFewColumns = 128;
-
-  // A thread's memory for widened columns of a unit, once or twice.
-  struct Wide {
-    BFloat16* data;
-    int64_t stride;
-
-    Wide(int64_t columns, int copies) : stride(columns + kTileDepth) {  // no power of two: few fit the first cache
-      thread_local Buffer buffer;
-      data = reinterpret_cast<BFloat16*>(buffer.reserve(copies * kTileRows * stride));
-    }
-    BFloat16* copy(int which) const { return data + which * 2 * kTileRows * stride; }
-    std::array<TileRows, 2> strips(int which) const {
-      return {{{copy(which), stride, kTileRows}, {copy(which) + kTileRows * stride, stride, kTileRows}}};
-    }
-  };
-
-  // Few columns at a time, the next ones while AMX multiplies: it waits for what was just stored.
-  void multiply_few(const Unit<int8_t>& unit, const BFloat16* x, int tokens, Vec (*sums)[kBlockTokens]) const {
-    const Wide wide(kFewColumns, 2);
-    int now = 0;
-    clear_sums();
-    widen_unit(unit, 0, std::min(kFewColumns, padded_), wide, now);
-    for (int64_t from = 0; from < padded_; from += kFewColumns, now ^= 1) {
-      const int64_t next = from + kFewColumns;
-      if (next < padded_) widen_unit(unit, next, std::min(kFewColumns, padded_ - next), wide, now ^ 1);
-      add(tokens, wide.strips(now), x + from * kTileRows, std::min(kFewColumns, padded_ - from));
-    }
-    tokens <= kTileRows ? store_sums<1>(sums[0], sums[1]) : store_sums<2>(sums[0], sums[1]);
-  }
-
-  int64_t group() const { return padded_ * kTileRows; }
-
-  void add(int tokens, const std::array<TileRows, 2>& strips, const BFloat16* x, int64_t count) const {
-    const Prefetch nothing{0, 0, 1 << 30, 1 << 30};
-    tokens <= kTileRows ? add_tiles<1>(strips.data(), x, group(), count, nothing)
-                        : add_tiles<2>(strips.data(), x, group(), count, nothing);
-  }
-
-  void widen_unit(const Unit<int8_t>& unit, int64_t from, int64_t count, const Wide& wide, int which) const {
-    BFloat16* to = wide.copy(which);
-    for (const Strip<int8_t>& strip : unit.strips)
-      for (int r = 0; r < kTileRows; r++, to += wide.stride) {
-        const int8_t* row = strip.data + std::min(r, strip.count - 1) * strip.stride;
-        for (int64_t k = from; k < from + count; k += kBytes) {
-          __builtin_prefetch(row + unit.rows_ahead * strip.stride + k, 0, 2);
-          __m512i halves[2];
-          widen(load_bytes(row + k, depth_ - k), halves[0], halves[1]);
-          std::memcpy(to + k - from, halves, sizeof(halves));
-        }
-      }
-  }
-
-  int64_t depth_, padded_;
-};
-#endif
-
 // Weights [rows, depth], each row contiguous.
 template <typename W>
 struct Matrix {
@@ -273,89 +123,211 @@ struct Matrix {
   }
 };
 
-// The units of a GEMM: neighbouring strips, or with `gated` one of each half of the rows.
+// The units of a GEMM: neighbouring strips, one or two, or with `gated` one of each half of the rows.
 template <typename W>
 class Units {
  public:
-  Units(const Matrix<W>& weight, bool gated)
-      : weight_(weight), gated_(gated), half_(gated ? weight.rows / 2 : 0), step_(gated ? kLanes : 2 * kLanes) {}
+  Units(const Matrix<W>& weight, bool gated, int strips)
+      : weight_(weight),
+        gated_(gated),
+        strips_(gated ? 2 : strips),
+        half_(gated ? weight.rows / 2 : 0),
+        step_(gated ? kLanes : strips * kLanes) {}
 
   int64_t count() const { return ((gated_ ? half_ : weight_.rows) + step_ - 1) / step_; }
   int64_t row(int64_t unit) const { return unit * step_; }
   Unit<W> operator[](int64_t unit) const {
     int64_t first = row(unit), second = gated_ ? half_ + first : first + kLanes;
-    return {{weight_.strip(first, gated_ ? half_ : weight_.rows), weight_.strip(second, weight_.rows)}, step_};
+    return {{weight_.strip(first, gated_ ? half_ : weight_.rows), weight_.strip(second, weight_.rows)}, step_, strips_};
   }
+
+  // What of memory a unit, or -1 for none, will read.
+  Unit<W> ahead(int64_t unit) const { return unit < 0 ? Unit<W>{{}, 0, 0} : (*this)[unit]; }
 
  private:
   Matrix<W> weight_;
   bool gated_;
+  int strips_;
   int64_t half_, step_;
 };
 
 constexpr int64_t kChunkTokens = 512;  // packed at once: they stay in a core's own cache while the weights go by
 constexpr int64_t kPackedAlone = 16;   // tokens that a thread packs before another one would have begun
+constexpr int64_t kLinesInTurn = 16;   // of weights that a thread asks for between two looks at those it waits for
 
-// Calls write(token, row, sums of the first strip, sums of the second) for every token and unit. rows(first, count,
-// pointers) leaves pointers to `count` contiguous rows of x, at most 16, that live until the thread's next call, as
-// does a unit of `units`. `work`: multiply-adds a token.
-template <typename Kernel, typename Units, typename Rows, typename Write>
-void multiply(const Kernel& kernel, const Units& units, int64_t work, int64_t tokens, int threads, const Rows& rows,
-              const Write& write) {
+// The sums of a unit to the result.
+template <typename Write>
+void write_unit(const Write& write, int64_t token, int count, int64_t row, int strips, Vec (*sums)[kBlockTokens]) {
+  for (int t = 0; t < count; t++)
+    strips == 2 ? write(token + t, row, sums[0][t], sums[1][t]) : write(token + t, row, sums[0][t]);
+}
+
+// Weights for a thread, piece by piece: each comes to its own cache while the one before is multiplied.
+template <typename Kernel, typename Units>
+class Supply {
+ public:
+  Supply(const Kernel& kernel, const Units& units, int64_t tokens)
+      : units_(units),
+        depth_(kernel.depth()),
+        strips_at_once_(Kernel::strips_at_once(tokens)),
+        columns_at_once_(kernel.columns_at_once(tokens)) {}
+
+  Fetch& fetch() { return fetch_; }
+
+  // Aims at the first piece of a unit, or -1, unless that is what it did last.
+  void begin(int64_t unit) {
+    if (unit == begun_) return;
+    begun_ = unit;
+    aim(unit, 0, 0);
+  }
+
+  // body(piece, its first strip) for all of a unit in order, and for one piece where rows are empty. `next`: what this
+  // thread will probably do then.
+  template <typename Unit, typename Body>
+  void each(int64_t unit, const Unit& strips, int64_t next, const Body& body) {
+    begin(unit);
+    for (int s = 0; s < strips.count; s += strips_at_once_) {
+      int64_t from = 0, to;
+      do {
+        to = std::min(depth_, from + columns_at_once_);
+        fetch_.rest();
+        aim_behind(unit, s, to, s + strips_at_once_ < strips.count, next);
+        body(Piece<typename Kernel::Element>{strips.strips + s, std::min(strips_at_once_, strips.count), from, to}, s);
+        from = to;
+      } while (to < depth_);
+    }
+  }
+
+ private:
+  // At what comes behind a piece that ends at a column.
+  void aim_behind(int64_t unit, int strip, int64_t column, bool has_more, int64_t next) {
+    if (column < depth_) return aim(unit, strip, column);
+    if (has_more) return aim(unit, strip + strips_at_once_, 0);
+    begin(next);
+  }
+
+  void aim(int64_t unit, int strip, int64_t from) {
+    const auto read = units_.ahead(unit);
+    const int count = std::min(strips_at_once_, read.count);
+    fetch_.aim(read.strips + strip, count, from, std::min(depth_, from + columns_at_once_));
+  }
+
+  const Units& units_;
+  const int64_t depth_;
+  const int strips_at_once_;
+  const int64_t columns_at_once_;
+  Fetch fetch_;
+  int64_t begun_ = -1;
+};
+
+// A thread's part of a GEMM of tokens first .. first + count, which are packed.
+template <typename Kernel, typename Units, typename Write>
+void multiply_units(const Kernel& kernel, const Units& units, Chunks& chunks, const typename Kernel::Packed* packed,
+                    int64_t first, int64_t count, Supply<Kernel, Units>& supply, const Write& write) {
+  for (int64_t i; chunks.claim(i);) {
+    const auto unit = units[i];
+    Vec sums[2][kBlockTokens];
+    const auto finish = [&](int64_t block, const auto& each) {
+      const int some = static_cast<int>(std::min<int64_t>(kBlockTokens, count - block));
+      each([&](const auto& piece, int s) {
+        kernel.multiply(piece, packed, block, some, count, sums + s, supply.fetch());
+      });
+      write_unit(write, first + block, some, units.row(i), unit.count, sums);
+    };
+    finish(0, [&](const auto& body) { supply.each(i, unit, chunks.next(), body); });
+    for (int64_t block = kBlockTokens; block < count; block += kBlockTokens)
+      finish(block, [&](const auto& body) {
+        body(Piece<typename Kernel::Element>{unit.strips, unit.count, 0, kernel.depth()}, 0);
+      });
+  }
+}
+
+// Tokens first .. first + count by threads that pack them together, and meanwhile ask for their first weights.
+template <typename Kernel, typename Units, typename Get, typename Write>
+void multiply_together(const Kernel& kernel, const Units& units, int64_t first, int64_t count, int threads,
+                       const Rows<Get>& rows, typename Kernel::Packed* packed, const Write& write) {
+  thread_local Buffer buffer;
   using T = typename Kernel::Element;
+  const size_t elements = rows.are_made ? count * kernel.depth() : 0;
+  T* made = reinterpret_cast<T*>(buffer.reserve(elements * sizeof(T) / sizeof(float) + 1));
+  Packing<Kernel, Get> packing(kernel, rows, first, count, made, packed);
+  parallel(units.count(), threads, [&](Chunks& chunks) {
+    typename Kernel::Scope scope;
+    Supply<Kernel, Units> supply(kernel, units, count);
+    supply.begin(chunks.next());
+    packing.run(chunks, [&supply] { supply.fetch().lines(kLinesInTurn); });
+    multiply_units(kernel, units, chunks, packed, first, count, supply, write);
+  });
+}
+
+// The same by threads that find x packed, where that takes no time, or have packed it in a job of its own.
+template <typename Kernel, typename Units, typename Get, typename Write>
+void multiply_behind(const Kernel& kernel, const Units& units, int64_t first, int64_t count, int threads,
+                     const Rows<Get>& rows, typename Kernel::Packed* packed, const Write& write) {
+  using T = typename Kernel::Element;
+  constexpr int kPack = Kernel::kPackTokens;
+  parallel_chunks((count + kPack - 1) / kPack, count > kPackedAlone ? threads : 1, [&](int64_t i) {
+    thread_local Buffer buffer;
+    const int64_t elements = rows.are_made ? kPack * kernel.depth() : 0;
+    T* made = reinterpret_cast<T*>(buffer.reserve(elements * sizeof(T) / sizeof(float) + 1));
+    const T* from[kPack];
+    const int some = static_cast<int>(std::min<int64_t>(kPack, count - i * kPack));
+    for (int t = 0; t < some; t++) from[t] = rows.get(first + i * kPack + t, made + t * kernel.depth());
+    kernel.pack(from, i * kPack, some, packed);
+  });
+  parallel(units.count(), threads, [&](Chunks& chunks) {
+    [[maybe_unused]] typename Kernel::Scope scope;
+    for (int64_t i; chunks.claim(i);) {
+      const auto unit = units[i];
+      Vec sums[2][kBlockTokens];
+      for (int64_t block = 0; block < count; block += kBlockTokens) {
+        const int some = static_cast<int>(std::min<int64_t>(kBlockTokens, count - block));
+        kernel.multiply(unit, packed, block, some, count, sums);
+        write_unit(write, first + block, some, units.row(i), unit.count, sums);
+      }
+    }
+  });
+}
+
+// Calls write(token, row, sums of a strip, those of the second where there are two) for every token and unit. `work`:
+// multiply-adds a token.
+template <typename Kernel, typename Units, typename Get, typename Write>
+void multiply(const Kernel& kernel, const Units& units, int64_t work, int64_t tokens, int threads,
+              const Rows<Get>& rows, const Write& write) {
   thread_local Buffer buffer;
   const size_t elements = kernel.packed_elements(std::min(tokens, kChunkTokens));
   using Packed = typename Kernel::Packed;
   auto* packed = reinterpret_cast<Packed*>(buffer.reserve(elements * sizeof(Packed) / sizeof(float) + 1));
-  constexpr int kPack = Kernel::kPackTokens;
   const int at_once = tokens * work > kMinParallelWork ? threads : 1;
   for (int64_t first = 0; first < tokens; first += kChunkTokens) {
     const int64_t count = std::min(kChunkTokens, tokens - first);
-    parallel_chunks((count + kPack - 1) / kPack, count > kPackedAlone ? at_once : 1, [&](int64_t i) {
-      const T* from[kPack];
-      const int some = static_cast<int>(std::min<int64_t>(kPack, count - i * kPack));
-      rows(first + i * kPack, some, from);
-      kernel.pack(from, i * kPack, some, packed);
-    });
-    parallel(units.count(), at_once, [&](Chunks& chunks) {
-      [[maybe_unused]] typename Kernel::Scope scope;
-      for (int64_t i; chunks.claim(i);) {
-        const auto unit = units[i];
-        Vec sums[2][kBlockTokens];
-        for (int64_t block = 0; block < count; block += kBlockTokens) {
-          const int some = static_cast<int>(std::min<int64_t>(kBlockTokens, count - block));
-          kernel.multiply(unit, packed, block, some, count, sums);
-          for (int t = 0; t < some; t++) write(first + block + t, units.row(i), sums[0][t], sums[1][t]);
-        }
-      }
-    });
+    if constexpr (Kernel::kPacksTogether)
+      multiply_together(kernel, units, first, count, at_once, rows, packed, write);
+    else
+      multiply_behind(kernel, units, first, count, at_once, rows, packed, write);
   }
 }
 
 enum class Method : int64_t { kDot = 0, kAmx = 1 };
 
 // The same by a method, x being of type T; false where this CPU or T has no such.
-template <typename T, typename W, typename Rows, typename Write>
-bool gemm_by(Method method, const Matrix<W>& weight, bool gated, int64_t tokens, int threads, const Rows& rows,
+template <typename T, typename W, typename Get, typename Write>
+bool gemm_by(Method method, const Matrix<W>& weight, bool gated, int64_t tokens, int threads, const Rows<Get>& rows,
              const Write& write) {
-  const Units<W> units(weight, gated);
   const int64_t work = weight.rows * weight.depth;
-  if (method == Method::kDot) {
-    multiply(DotKernel<T, W>(weight.depth), units, work, tokens, threads, rows, write);
+  const auto by = [&](const auto& kernel) {
+    multiply(kernel, Units<W>(weight, gated, kernel.strips_at_once(tokens)), work, tokens, threads, rows, write);
     return true;
-  }
+  };
+  if (method == Method::kDot) return by(DotKernel<T, W>(weight.depth));
 #if defined(LAMINA_AMX)
   if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
-    if (!has_amx()) return false;
-    multiply(AmxKernel(weight.depth), units, work, tokens, threads, rows, write);
-    return true;
+    return has_amx() && by(AmxKernel(weight.depth));
   }
 #endif
 #if defined(LAMINA_AMX) && defined(LAMINA_INT8_AS_BF16)
   if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, int8_t>) {
-    if (!has_amx()) return false;
-    multiply(AmxInt8Kernel(weight.depth), units, work, tokens, threads, rows, write);
-    return true;
+    return has_amx() && by(AmxInt8Kernel(weight.depth));
   }
 #endif
   return false;

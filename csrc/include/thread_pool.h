@@ -12,6 +12,15 @@ namespace lamina {
 
 constexpr int kMaxThreads = 256;
 
+// What a thread does that waits for another one without leaving its CPU.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // A part of the chunks; whoever adds one to `next` has claimed the chunk that it stood at.
 struct alignas(64) ChunkRange {
   std::atomic<int64_t> next;
@@ -43,7 +52,7 @@ class Chunks {
 
   // Whether another chunk was there to claim, and which.
   bool claim(int64_t& chunk) {
-    for (; num_left_ > 0 && !job_.has_failed.load(std::memory_order_relaxed); num_left_--) {
+    for (; num_left_ > 0 && !has_failed(); num_left_--) {
       ChunkRange& range = job_.ranges[part_];
       if (range.next.load(std::memory_order_relaxed) < range.end) {
         chunk = range.next.fetch_add(1, std::memory_order_relaxed);
@@ -53,6 +62,9 @@ class Chunks {
     }
     return false;
   }
+
+  // Whether a body threw; then no chunk is left to claim.
+  bool has_failed() const { return job_.has_failed.load(std::memory_order_relaxed); }
 
   // The chunk that claim will probably give, or -1.
   int64_t next() const {

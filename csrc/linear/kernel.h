@@ -14,24 +14,20 @@ struct Linear {
   const T* bias;  // or null
   T* out;         // contiguous
 
-  // Rows of x as they lie, or a copy where their elements are apart.
-  void rows(int64_t first, int count, const T** to) const {
-    thread_local Buffer buffer;
-    T* copy = x_column == 1
-                  ? nullptr
-                  : reinterpret_cast<T*>(buffer.reserve(count * weight.depth * sizeof(T) / sizeof(float) + 1));
-    for (int t = 0; t < count; t++) {
-      const T* from = x + (first + t) * x_token;
-      to[t] = copy == nullptr ? from : copy + t * weight.depth;
-      if (copy != nullptr)
-        for (int64_t k = 0; k < weight.depth; k++) copy[t * weight.depth + k] = from[k * x_column];
-    }
+  // A row of x as it lies, or a copy where its elements are apart.
+  const T* row(int64_t token, T* copy) const {
+    const T* from = x + token * x_token;
+    if (x_column == 1) return from;
+    for (int64_t k = 0; k < weight.depth; k++) copy[k] = from[k * x_column];
+    return copy;
   }
 
   void write(int64_t token, int64_t row, Vec first, Vec second) const {
     store_rows(token, row, first);
     if (row + kLanes < weight.rows) store_rows(token, row + kLanes, second);
   }
+
+  void write(int64_t token, int64_t row, Vec sums) const { store_rows(token, row, sums); }
 
   void store_rows(int64_t token, int64_t row, Vec sums) const {
     const int64_t count = weight.rows - row;
@@ -40,10 +36,9 @@ struct Linear {
   }
 
   bool run(Method method, int threads) const {
-    return gemm_by<T>(
-        method, weight, false, tokens, threads,
-        [this](int64_t first, int count, const T** to) { rows(first, count, to); },
-        [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });
+    return gemm_by<T>(method, weight, false, tokens, threads,
+                      Rows{x_column != 1, [this](int64_t token, T* copy) { return row(token, copy); }},
+                      [this](int64_t token, int64_t row, auto... sums) { write(token, row, sums...); });
   }
 };
 

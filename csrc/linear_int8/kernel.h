@@ -20,6 +20,8 @@ struct LinearInt8 {
     if (row + kLanes < weight.rows) store_rows(token, row + kLanes, second);
   }
 
+  void write(int64_t token, int64_t row, Vec sums) const { store_rows(token, row, sums); }
+
   void store_rows(int64_t token, int64_t row, Vec sums) const {
     const int64_t count = weight.rows - row;
     sums *= load_some(scale + row, count);
@@ -28,12 +30,9 @@ struct LinearInt8 {
   }
 
   bool run(Method method, int threads) const {
-    return gemm_by<T>(
-        method, weight, false, tokens, threads,
-        [this](int64_t first, int count, const T** to) {
-          for (int t = 0; t < count; t++) to[t] = x + (first + t) * x_token;
-        },
-        [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });
+    return gemm_by<T>(method, weight, false, tokens, threads,
+                      Rows{false, [this](int64_t token, T*) { return x + token * x_token; }},
+                      [this](int64_t token, int64_t row, auto... sums) { write(token, row, sums...); });
   }
 };
 

@@ -127,6 +127,7 @@ struct LinearW4A16 {
       if (count > kLanes) made.strips[1] = {to + kLanes * stride, stride, static_cast<int>(count - kLanes)};
       return made;
     }
+    Unit<T> ahead(int64_t) const { return {{}, 0, 0}; }  // it is in the cache when it is written out
   };
 
   void write_out(int64_t row, T* to) const {
@@ -143,16 +144,17 @@ struct LinearW4A16 {
 
   template <typename Kernel>
   void multiply_many(const Kernel& kernel, int threads) const {
-    multiply(
-        kernel, Written{*this}, rows * depth, tokens, threads,
-        [this](int64_t first, int count, const T** to) {
-          for (int t = 0; t < count; t++) to[t] = x + (first + t) * x_token;
-        },
-        [this](int64_t token, int64_t row, Vec first, Vec second) {
-          store_rows(token, row, first);
-          if (row + kLanes < rows) store_rows(token, row + kLanes, second);
-        });
+    multiply(kernel, Written{*this}, rows * depth, tokens, threads,
+             Rows{false, [this](int64_t token, T*) { return x + token * x_token; }},
+             [this](int64_t token, int64_t row, auto... sums) { write(token, row, sums...); });
   }
+
+  void write(int64_t token, int64_t row, Vec first, Vec second) const {
+    store_rows(token, row, first);
+    if (row + kLanes < rows) store_rows(token, row + kLanes, second);
+  }
+
+  void write(int64_t token, int64_t row, Vec sums) const { store_rows(token, row, sums); }
 
   void store_rows(int64_t token, int64_t row, Vec sums) const {
     const int64_t count = rows - row;

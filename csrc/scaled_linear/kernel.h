@@ -45,6 +45,8 @@ struct ScaledLinear {
     if (row + kLanes < weight.rows) store_rows(token, row + kLanes, second);
   }
 
+  void write(int64_t token, int64_t row, Vec sums) const { store_rows(token, row, sums); }
+
   void store_rows(int64_t token, int64_t row, Vec sums) const {
     const int64_t count = weight.rows - row;
     sums *= broadcast(x_scale[token]);
@@ -54,12 +56,9 @@ struct ScaledLinear {
   }
 
   void run(int threads) const {
-    gemm_by<float>(
-        Method::kDot, weight, false, tokens, threads,
-        [this](int64_t first, int count, const float** to) {
-          for (int t = 0; t < count; t++) to[t] = x + (first + t) * weight.depth;
-        },
-        [this](int64_t token, int64_t row, Vec first, Vec second) { write(token, row, first, second); });
+    gemm_by<float>(Method::kDot, weight, false, tokens, threads,
+                   Rows{false, [this](int64_t token, float*) { return x + token * weight.depth; }},
+                   [this](int64_t token, int64_t row, auto... sums) { write(token, row, sums...); });
   }
 };
 

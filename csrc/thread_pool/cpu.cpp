@@ -30,14 +30,6 @@ constexpr uint32_t kOpen = 1u << 31, kTaken = 1u << 30, kJoined = (1u << 12) - 1
 constexpr int kWantedShift = 12;
 static_assert(kMaxThreads <= kJoined, "what a state has room for");
 
-void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 #if defined(__linux__)
 // The CPUs that the process may use, as they were when its pool was made.
 class Cpus {
