@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import LoadError, UnsupportedError
+from ...common.pages import advise_huge_pages
 from ..quantization.kept import SCALE, KeptProjection, QuantizationError
 from ..quantization.model_schemes import SEPARATOR, ModelSchemes
 from ..quantization.scheme import QuantScheme
@@ -52,6 +53,8 @@ class LoadedWeights:
             name: torch.empty(shape, dtype=kind, device=device)
             for name, (shape, kind) in schemes.own_tensors(dtype).items()
         }
+        for tensor in own.values() if self.device.type == "cpu" else ():
+            advise_huge_pages(tensor.data_ptr(), tensor.nbytes)  # all of them are read at every step
         ordered = {name: own[schemes.tied().get(name, name)] for name in specs}
         self.by_name: dict[str, Tensor] = {**ordered, **own}
         self.begin_again()
