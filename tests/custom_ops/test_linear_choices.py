@@ -64,7 +64,14 @@ def test_a_line_of_another_shape_is_refused(line: list[object]) -> None:
     [
         *({"split_k": split} for split in (0, 3, 16, 2.0)),
         *({"multicast": 3, "tile_tokens": 24}, {"multicast": 4, "tile_tokens": 32, "split_k": 4}),
-        *({"warpgroups": 3}, {"stages": 1}, {"stages": 99}, {"clusters": -1}, {"tile_tokens": 0}),
+        *(
+            {"warpgroups": 3},
+            {"stages": 1},
+            {"stages": 99},
+            {"clusters": -1},
+            {"clusters": 9},
+            {"tile_tokens": 0},
+        ),
     ],
     ids=str,
 )
@@ -217,14 +224,16 @@ def test_a_measured_configuration_of_one_order_is_taken_though_the_library_is_fa
 
 
 @pytest.mark.parametrize(
-    ("split_k", "clusters", "is_taken"), [(2, 0, True), (1, 0, False), (2, 64, False)], ids=str
+    ("split_k", "tokens", "clusters", "is_taken"),
+    [(2, 8, 0, True), (1, 8, 0, False), (2, 8, 4, True), (2, 128, 64, False)],
+    ids=str,
 )
 def test_what_serves_without_a_given_order_serves_with_it_where_it_sums_so(
-    split_k: int, clusters: int, is_taken: bool
+    split_k: int, tokens: int, clusters: int, is_taken: bool
 ) -> None:
-    """It may be by whole steps. A persistent kernel that splits does so with its last tiles alone."""
-    name, own = f"a GPU for {split_k} and {clusters}", replace(SITE, split_k=2)
-    plain = CONFIG._replace(split_k=split_k, clusters=clusters)
+    """It may be by whole steps, and at any pace. A persistent kernel splits its last tiles alone."""
+    name, own = f"a GPU for {split_k}, {tokens} and {clusters}", replace(SITE, split_k=2)
+    plain = CONFIG._replace(split_k=split_k, tile_tokens=tokens, clusters=clusters)
     adopt(name, [Entry(site=SITE, kernel=plain, microseconds=9.0, otherwise=5.0)])
     assert is_measured(own, name) == is_taken
     other = CONFIG._replace(split_k=2, stages=2)

@@ -54,6 +54,10 @@ CONFIGS = [
     *(config_of(1, tokens, 1, 8) for tokens in (8, 32, 64)),
     *(config_of(2, tokens, 4, 2) for tokens in (64, 256)),
     GemmConfig(1, 8, 1, 1, 11),
+    *(
+        config_of(*kind)._replace(clusters=pace)
+        for kind, pace in (((1, 8), 1), ((1, 8, 1, 8), 4), ((2, 32, 2, 2), 8))
+    ),
 ]
 
 

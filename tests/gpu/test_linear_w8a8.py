@@ -109,6 +109,10 @@ CONFIGS = [
     *(config_of(1, tokens, 1, 8) for tokens in (8, 32, 64)),
     config_of(2, 64, 4, 2),
     *(
+        config_of(*kind)._replace(clusters=pace)
+        for kind, pace in (((1, 8), 1), ((2, 8, 1, 8), 4), ((2, 32, 2, 2), 8))
+    ),
+    *(
         GemmConfig(warpgroups, tokens, *cluster, persistent_stages(warpgroups, tokens), clusters)
         for warpgroups, tokens, cluster in itertools.product((1, 2), PERSISTENT_TOKENS, PERSISTENT_CLUSTERS)
         for clusters in (66, 3)
