@@ -1,7 +1,7 @@
 """Which kernels serve decode of few rows, in bfloat16, FP8 or four bits: candidates site by site.
 
-Layers of random weights, with attention, norms and whatever quantizes between them, are captured in a graph for
-each candidate of a GEMM, beside what has won of the others so far; a start takes seconds, since nothing is
+Layers of random weights, with attention, norms and whatever quantizes between them, are captured in a graph
+for each candidate of a GEMM, beside what has won of the others so far; a start takes seconds, as nothing is
 compiled. Results are poisoned before each run that is compared with what the kernels gave that served first.
 What wins is written as benchmarks/tune_steps.py writes it. At the end the layers are timed as shipped, as
 found, and as found without each of the kernels that do more than a GEMM.

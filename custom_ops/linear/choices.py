@@ -91,8 +91,8 @@ class GemmConfig(NamedTuple):
     multicast: int  # blocks of a cluster that share the tiles of x by TMA multicast
     split_k: int  # blocks of a cluster that divide the columns of the same weight rows
     stages: int  # of the pipeline through shared memory, 128 bytes of a row each
-    # Of the persistent kernel, from PERSISTENT_TOKENS rows of x a block. Otherwise, of the split-K kernel, which has
-    # a cluster for each tile, over how many times 2,048 clocks it loads its first weights; 0: at once.
+    # Of the persistent kernel, from PERSISTENT_TOKENS rows of x a block. Otherwise, of the split-K kernel,
+    # over how many times 2,048 clocks it loads its first weights; 0: at once.
     clusters: int = 0
 
     @property

@@ -12,8 +12,8 @@ from ..worker.model_runner import ModelRunner
 from .resolved import ResolvedRuntime
 
 DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
-# Beyond 256 as far apart as the rows of a GEMM's tiles, which are computed anyway. Of more than 2,048 tokens no
-# host takes as long to launch the kernels as a GPU to run them.
+# Beyond 256 as far apart as the rows of a GEMM's tiles, which are computed anyway. Of up to about 2,048
+# tokens a host takes longer to launch the kernels than a GPU to run them.
 MIXED_SIZES = (16, 32, 64, 128, 256, *range(384, 2049, 128))
 FEWEST_GREEDY = 8  # samples of steps that are captured without gathering logits; fewer are gathered as soon
 
