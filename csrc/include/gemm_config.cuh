@@ -17,8 +17,8 @@ constexpr int64_t kMostPace = 8;
 // custom_ops/linear/choices.py has the same fields, with what each means.
 struct GemmConfig {
   int64_t warpgroups, tile_tokens, multicast, split_k, stages;
-  // Of the persistent kernel, from kPersistentTokens rows of x a block. Otherwise the split-K kernel, a cluster for each
-  // tile, by whose pace: kPaceClocks over which it loads its first weights, 0: at once.
+  // Of the persistent kernel, from kPersistentTokens rows of x a block. Otherwise, of the split-K kernel, over how many
+  // times kPaceClocks it loads its first weights; 0: at once.
   int64_t clusters;
 
   bool is_persistent() const { return clusters > 0 && tile_tokens >= kPersistentTokens; }

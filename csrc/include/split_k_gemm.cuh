@@ -66,8 +66,8 @@ constexpr uint32_t kPacedClocks = 8192;  // about as long as attention of few to
 // Before the load of a step that is one of the first `stages`: waits, so that these are spread over so many clocks
 // since `begin`, and the kernel ahead does not find all of memory busy with them. No longer than until the block has
 // read its first stage, whose barrier is the first of `empty`: from then on nothing is ahead.
-__device__ __forceinline__ void pace_loads(int step, const SplitKTile& work, uint32_t empty, int stages,
-                                           uint32_t begin, uint32_t over = kPacedClocks) {
+__device__ __forceinline__ void pace_loads(int step, const SplitKTile& work, uint32_t empty, int stages, uint32_t begin,
+                                           uint32_t over = kPacedClocks) {
   const int number = step - work.begin;
   if (number >= stages) return;
   const uint32_t due = over / static_cast<uint32_t>(stages) * static_cast<uint32_t>(number);
