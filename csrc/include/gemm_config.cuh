@@ -14,7 +14,7 @@ constexpr int64_t kMostBlocks = 8;          // of a cluster
 constexpr int64_t kPersistentTokens = 128;  // of a tile, at least
 constexpr int64_t kMostPace = 8;
 
-// custom_ops/linear/choices.py has the same fields, with what each means.
+// custom_ops/linear/gemm_config.py has the same fields, with what each means.
 struct GemmConfig {
   int64_t warpgroups, tile_tokens, multicast, split_k, stages;
   // Of the persistent kernel, from kPersistentTokens rows of x a block. Otherwise, of the split-K kernel, over how many

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from .devices import device_name_of as device_name_of
 from .devices import processors_of as processors_of
+from .gemm_config import MAX_CLUSTER, MAX_STAGES, PERSISTENT_TOKENS, POWERS, checked
+from .gemm_config import GemmConfig as GemmConfig
 
 Kind = Literal["linear", "quantizing", "gated"]
 BYTES = ("fp8", "fp8_block", "int8")  # e4m3 by a scale a row, or a row and 128 columns; whole numbers
@@ -30,14 +32,11 @@ BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # rows; above, the library reaches the l
 # Rows beyond, of weights in one byte: there it does not; and of prompts where the gate is part of the GEMM.
 MANY = (512, 2048, 8192)  # above, the last one's choice holds
 PROMPT_ROWS, FULL = 256, 0.97  # of a prompt a tile takes, of which so many must be there
-MAX_SHARED, MAX_CLUSTER, MAX_STAGES = 227 << 10, 8, 24  # bytes a processor, blocks; of a kernel's pipeline
+MAX_SHARED = 227 << 10  # bytes a processor
 # Blocks that a processor has room for, by as many stages as then fit; a guess takes the first. Of few rows
 # small blocks find room, and ask for weights, while the kernels ahead still have most of a processor.
 FEW_ROWS, ROOM_OF_FEW, ROOM = 16, (2, 1, 4, 3), (2, 1)
-POWERS = (1, 2, 4, 8)  # blocks of a cluster that divide work evenly
 # Persistent kernels. Of larger clusters a GPU of 132 has no room for enough: 30 of four, 15 of eight.
-PERSISTENT_TOKENS = (128, 256)
-MOST_PACE = 8
 PERSISTENT_CLUSTERS = (1, 2), (2, 1)  # multicast, split_k: of the two blocks of a cluster
 # Up to so many rows a kernel that starts early (PDL) gains more between others than in a benchmark of itself
 # alone; above, a few percent there were a loss in a whole step.
@@ -81,24 +80,6 @@ class Site:
         kept = "" if self.weights == "dense" else f" {self.weights}"
         order = f" by split-K {self.split_k}" if self.split_k else ""
         return f"{self.kind} [{self.n}, {self.k}]{kept} in {self.dtype} up to {self.num_tokens} rows{order}"
-
-
-class GemmConfig(NamedTuple):
-    """Tile configuration of the CUDA GEMM kernels; csrc/include/gemm_config.cuh has the same fields."""
-
-    warpgroups: int  # consumers a block, each for 64 weight rows
-    tile_tokens: int  # rows of x, a block
-    multicast: int  # blocks of a cluster that share the tiles of x by TMA multicast
-    split_k: int  # blocks of a cluster that divide the columns of the same weight rows
-    stages: int  # of the pipeline through shared memory, 128 bytes of a row each
-    # Of the persistent kernel, from PERSISTENT_TOKENS rows of x a block. Otherwise, of the split-K kernel,
-    # over how many times 2,048 clocks it loads its first weights; 0: at once.
-    clusters: int = 0
-
-    @property
-    def is_persistent(self) -> bool:
-        """Whether it is of the persistent kernel."""
-        return self.clusters > 0 and self.tile_tokens >= PERSISTENT_TOKENS[0]
 
 
 class Method(enum.Enum):
@@ -173,20 +154,6 @@ def parse_entry(line: Iterable[Any]) -> Entry:
         otherwise=float(otherwise),
         spread=float(spread),
     )
-
-
-def checked(config: GemmConfig) -> GemmConfig:
-    """The configuration; ValueError for one that no kernel has, as it would write results twice or never."""
-    if not all(type(count) is int for count in config):
-        raise ValueError(f"{config} is not of integers")
-    multicast, split_k, tokens = config.multicast, config.split_k, config.tile_tokens
-    is_even = multicast in POWERS and split_k in POWERS and multicast * split_k <= MAX_CLUSTER
-    if not is_even or config.warpgroups not in (1, 2, 4) or tokens % (8 * multicast) or tokens <= 0:
-        raise ValueError(f"{config} is none of the kernel's")
-    most = MOST_PACE if tokens < PERSISTENT_TOKENS[0] else config.clusters
-    if not 2 <= config.stages <= MAX_STAGES or not 0 <= config.clusters <= most:
-        raise ValueError(f"{config} is none of the kernel's")
-    return config
 
 
 def adopt(device_name: str, entries: Iterable[Entry]) -> None:

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ..linear.choices import (
-    MAX_CLUSTER,
     MAX_SHARED,
-    MAX_STAGES,
     GemmConfig,
     Kind,
     Method,
@@ -26,6 +24,7 @@ from ..linear.choices import (
     name_of,
     processors_of,
 )
+from ..linear.gemm_config import MAX_CLUSTER, MAX_STAGES
 from .layout import GROUPS, TILE
 
 MOST_TOKENS = 128  # rows of x a block

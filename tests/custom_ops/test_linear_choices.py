@@ -10,7 +10,6 @@ from lamina.custom_ops.linear.choices import (
     MAX_CLUSTER,
     MAX_SHARED,
     MAX_STAGES,
-    PERSISTENT_TOKENS,
     Entry,
     GemmConfig,
     Kind,
@@ -30,6 +29,7 @@ from lamina.custom_ops.linear.choices import (
     shipped,
     sites_of,
 )
+from lamina.custom_ops.linear.gemm_config import PERSISTENT_TOKENS
 
 SITE = Site(kind="gated", num_tokens=8, n=512, k=256)
 CONFIG = GemmConfig(2, 8, 1, 4, 3)

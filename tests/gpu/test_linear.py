@@ -13,7 +13,6 @@ from lamina.custom_ops.linear import reference as formula
 from lamina.custom_ops.linear.choices import (
     MAX_SHARED,
     PERSISTENT_CLUSTERS,
-    PERSISTENT_TOKENS,
     Entry,
     GemmConfig,
     Site,
@@ -23,6 +22,7 @@ from lamina.custom_ops.linear.choices import (
     most_stages,
     persistent_stages,
 )
+from lamina.custom_ops.linear.gemm_config import PERSISTENT_TOKENS
 from lamina.custom_ops.linear_silu_and_mul import _cuda as with_gate
 
 pytestmark = pytest.mark.gpu

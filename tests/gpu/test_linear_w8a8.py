@@ -15,13 +15,13 @@ from lamina.custom_ops.linear.choices import (
     MAX_SHARED,
     PACED,
     PERSISTENT_CLUSTERS,
-    PERSISTENT_TOKENS,
     SHARES_PEAKS,
     GemmConfig,
     Site,
     most_stages,
     persistent_stages,
 )
+from lamina.custom_ops.linear.gemm_config import PERSISTENT_TOKENS
 from lamina.custom_ops.linear_w8a8 import _cuda as few
 from lamina.custom_ops.quantize_rows.reference import quantize_rows
 from lamina.custom_ops.scaled_linear import _cuda as kernel
