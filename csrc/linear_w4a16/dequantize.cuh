@@ -43,4 +43,40 @@ __device__ __forceinline__ void dequantize(uint32_t* to, const uint32_t* words, 
     to[i] = multiply_add_pairs(whole_numbers<kBits, T>(words, i), rows.scale[i % 2], rows.zero[i % 2], T{});
 }
 
+// The same of four bits without zero points, by one multiply-add for two weights in bfloat16. There the bits of a whole
+// number q from 0 to 255 are those of q * 2^-133: numbers of the least exponent lie as far apart as subnormal ones. So
+// bits that lie lowest are q * 2^-133 as they are, the four above q * 2^-129, and with a scale that makes up for it
+// q * scale - 8 * scale is rounded once, as (q - 8) * scale is. Weights are made kPlainFactor times too small, and sums
+// multiplied by it: what makes up for 2^-133 would not be finite else. That is exact for scales below 2^27 and weights
+// from 2^-94 on.
+template <typename T>
+constexpr bool kIsFolded = !std::is_same_v<T, __half>;
+template <typename T>
+constexpr float kPlainFactor = kIsFolded<T> ? 4294967296.0f : 1.0f;
+constexpr uint32_t kLiftLow = 0x72007200, kLiftHigh = 0x70007000, kMinusEight = 0xb100b100;  // 2^101, 2^97, -2^-29
+
+// What that takes of the scales of a lane's two rows, of which the first has the lower bits of a byte.
+template <typename T>
+__device__ __forceinline__ RowScales find_plain_scales(uint32_t scales) {
+  const uint32_t low = both_low(scales), high = both_high(scales);
+  if constexpr (kIsFolded<T>) {
+    return {{multiply_add_pairs(low, kLiftLow, 0, T{}), multiply_add_pairs(high, kLiftHigh, 0, T{})},
+            {multiply_add_pairs(low, kMinusEight, 0, T{}), multiply_add_pairs(high, kMinusEight, 0, T{})}};
+  }
+  return {{low, high}, {}};
+}
+
+template <typename T>
+__device__ __forceinline__ void dequantize_plain(uint32_t* to, uint32_t word, const RowScales& rows) {
+  if constexpr (kIsFolded<T>) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t numbers = (i < 2 ? word : word >> 8) & (i % 2 == 0 ? 0x000f000f : 0x00f000f0);
+      to[i] = multiply_add_pairs(numbers, rows.scale[i % 2], rows.zero[i % 2], T{});
+    }
+  } else {
+    dequantize<4, T>(to, &word, rows);
+  }
+}
+
 }  // namespace lamina

@@ -7,44 +7,12 @@
 #pragma once
 
 #include "cuda_mma.cuh"
-#include "dequantize.cuh"
+#include "lane_weights.cuh"
 #include "shape.cuh"
 #include "split_k_gemm.cuh"
 #include "warpgroup.cuh"
 
 namespace lamina {
-
-// Shared memory: stages of tiles and x, the scales of each stage, sums that peers send, barriers.
-struct NibbleLayout {
-  uint32_t tiles, scales, received, full, empty, sent;
-  int stages, scale_bytes;  // of one stage and warpgroup, without zero points
-};
-
-template <typename S, typename T>
-__device__ __forceinline__ NibbleLayout find_layout(uint32_t begin, const LinearW4A16<T>& p) {
-  const uint32_t sent_end = begin + S::bytes(p.stages, p.scale_bytes, p.zero != nullptr) - 1024 - S::kBarrierBytes;
-  NibbleLayout at{};
-  at.tiles = begin, at.scales = begin + p.stages * S::kStageBytes, at.received = sent_end - S::kSentBytes;
-  at.full = sent_end, at.empty = sent_end + 8 * kMaxStages, at.sent = sent_end + 16 * kMaxStages;
-  at.stages = p.stages, at.scale_bytes = p.scale_bytes;
-  return at;
-}
-
-// A group's columns, as LinearW4A16 counts them, and whether there are zero points.
-template <typename S, typename T>
-__device__ __forceinline__ int shift_of(const LinearW4A16<T>& p) {
-  return S::kIsPlain ? kPlainShift : p.group_shift;
-}
-template <typename S, typename T>
-__device__ __forceinline__ bool has_zero_points(const LinearW4A16<T>& p) {
-  return !S::kIsPlain && p.zero != nullptr;
-}
-
-// The group of a column.
-template <typename S, typename T>
-__device__ __forceinline__ int find_group(int column, const LinearW4A16<T>& p) {
-  return static_cast<int>(static_cast<uint32_t>(column) / kLeastGroup >> shift_of<S>(p));
-}
 
 // The producer warp.
 template <typename S, bool kGated, typename T>
@@ -152,59 +120,85 @@ __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const S
   wgmma_wait<0>();
 }
 
+// As release_stage: by instructions that some lanes leave out, in place of branches.
+__device__ __forceinline__ void release_by_warp(const SplitKTile& work, uint32_t empty, int lane) {
+  const bool is_alone = work.multicast == 1;
+  if (is_alone && lane == 0) arrive(empty);
+  if (!is_alone && lane < work.multicast) arrive_at_peer(empty, work.rank * work.multicast + lane);
+}
+
+// The loop of a consumer warp: take(step, stage, load_ahead) multiplies what lies in a stage, and calls load_ahead()
+// once all of its weights are in registers, which loads those of the next step. If they are not there yet, what that
+// loads is of no use, as it is behind the last step, and they are loaded anew.
+template <typename S, typename T, typename Take>
+__device__ __forceinline__ void consume_stages(LaneWeights<S, T>& weights, const SplitKTile& work,
+                                               const NibbleLayout& at, const Take& take) {
+  if (work.begin == work.end) return;
+  int stage = 0, parity = 0;
+  wait_barrier(at.full, 0);
+  weights.load(work.begin, 0);
+  for (int step = work.begin; step < work.end; ++step) {
+    const int from = stage;
+    if (++stage == at.stages) stage = 0, parity ^= 1;
+    const bool is_there = step + 1 == work.end || has_ended(at.full + stage * 8, parity);
+    const bool is_next_there = __ballot_sync(0xffffffffu, is_there) == 0xffffffffu;  // one answer for a warp
+    take(step, from, [&] { weights.load(step + 1, stage); });
+    if (is_next_there) continue;
+    wait_barrier(at.full + stage * 8, parity);
+    weights.load(step + 1, stage);
+  }
+}
+
+// All columns of a lane's row of a tile of x, for eight rows at a time.
+template <typename S>
+__device__ __forceinline__ void load_x(uint32_t (&right)[S::kTokenRows / 8][2][4], const LaneParts& parts, int offset) {
+#pragma unroll
+  for (int t = 0; t < S::kTokenRows / 8; ++t) {
+    load_matrices(right[t][0], parts.x[0] + offset + t * 8 * kRowBytes);
+    load_matrices(right[t][1], parts.x[1] + offset + t * 8 * kRowBytes);
+  }
+}
+
+// The products of a tile with x, in two short chains, of even and odd steps of 16 columns.
+template <typename S, typename T>
+__device__ __forceinline__ void multiply_tile(typename S::Sums& even, typename S::Sums& odd, const uint32_t (&left)[16],
+                                              const uint32_t (&right)[S::kTokenRows / 8][2][4]) {
+  const auto& of_step = reinterpret_cast<const uint32_t (&)[4][4]>(left);
+#pragma unroll
+  for (int t = 0; t < S::kTokenRows / 8; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t (&from)[4] = right[t][half];
+      multiply_add(reinterpret_cast<float (&)[4]>(even[t * 4]), of_step[half * 2], {from[0], from[1]}, T{});
+      multiply_add(reinterpret_cast<float (&)[4]>(odd[t * 4]), of_step[half * 2 + 1], {from[2], from[3]}, T{});
+    }
+  }
+}
+
 // The same by mma.sync: the chain of a tile is four short instructions, of which two run at once.
 template <typename S, typename T>
 __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const SplitKTile& work,
                                                   const NibbleLayout& at, const LinearW4A16<T>& p) {
-  constexpr int kWarpgroups = S::kBlockRows / kRows, kSums = S::kTokenRows / 2;
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-  const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128, row = lane % 8;
-  const bool has_zero = has_zero_points<S>(p);
-  const int shift = shift_of<S>(p);
-  const bool is_pair_alike = shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
-  const int parts = has_zero ? 2 : 1, last_group = find_group<S>(p.k - 1, p);
-  float more[kSums] = {};  // of every second step
-  int stage = 0, parity = 0;
-  for (int step = work.begin; step < work.end; ++step) {
-    wait_barrier(at.full + stage * 8, parity);
-    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * S::kWeightBytes + in_group * 16;
-    const uint32_t x = at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes + row * kRowBytes;
-    const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
-    const int last = last_group - find_group<S>(step * S::kStep, p);
-    const auto scales_at = [&](int half_tile) {
-      return load_scales(scales + min(half_tile >> shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
-    };
-    RowScales rows{};
-    uint32_t words[S::kTiles][4 * S::kPieces];
-    load_tiles<S>(words, tiles);
+  constexpr bool kHasRoom = S::kTokenRows <= 16;  // beside x, for weights to be loaded
+  LaneWeights<S, T> weights(at, p);
+  typename S::Sums odd = {};
+  const auto take = [&](int step, int stage, const auto& load_ahead) {
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
-      uint32_t left[4][4];
-      if (i % 2 == 0 || !is_pair_alike) rows = scales_at(2 * i);
-      dequantize<S::kBits, T>(left[0], words[i], rows);
-      dequantize<S::kBits, T>(left[1], words[i] + S::kPieces, rows);
-      if (shift == 0) rows = scales_at(2 * i + 1);
-      dequantize<S::kBits, T>(left[2], words[i] + 2 * S::kPieces, rows);
-      dequantize<S::kBits, T>(left[3], words[i] + 3 * S::kPieces, rows);
-#pragma unroll
-      for (int t = 0; t < S::kTokenRows / 8; ++t) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {  // of the tile's columns, whose 16-byte units are swizzled by the row
-          uint32_t right[4];
-          load_matrices(right, x + i * S::kXBytes + t * 8 * kRowBytes + (((half * 4 + lane / 8) ^ row) << 4));
-          auto& even = *reinterpret_cast<float (*)[4]>(sums + t * 4);
-          auto& odd = *reinterpret_cast<float (*)[4]>(more + t * 4);
-          multiply_add(even, left[half * 2], {right[0], right[1]}, T{});
-          multiply_add(odd, left[half * 2 + 1], {right[2], right[3]}, T{});
-        }
-      }
+      uint32_t left[16], right[S::kTokenRows / 8][2][4];
+      weights.dequantize_tile(left, i, step, stage);
+      load_x<S>(right, weights.parts, stage * S::kStageBytes + i * S::kXBytes);
+      if (kHasRoom && i == S::kTiles - 1) load_ahead();
+      multiply_tile<S, T>(sums, odd, left, right);
+      if (!kHasRoom && i == S::kTiles - 1) load_ahead();
     }
     __syncwarp();  // every lane has read the stage
-    release_stage(work, at.empty + stage * 8, lane);
-    if (++stage == at.stages) stage = 0, parity ^= 1;
-  }
+    release_by_warp(work, at.empty + stage * 8, weights.parts.lane);
+  };
+  consume_stages(weights, work, at, take);
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i] += more[i];
+  for (int i = 0; i < S::kTokenRows / 2; ++i) sums[i] += odd[i];
+  complete<S, T>(sums);
 }
 
 // A cluster's sums added up, and the results stored.
@@ -238,7 +232,7 @@ __device__ __forceinline__ void finish_nibbles(typename S::Sums& sums, const Spl
 }
 
 template <typename S, bool kGated, typename T>
-__global__ void __launch_bounds__(S::kThreads + kWarp, S::kByWarps ? 1 : 0)
+__global__ void __launch_bounds__(S::kThreads + kWarp, S::kByWarps ? S::kResident : 0)
     nibble_gemm_kernel(const __grid_constant__ CUtensorMap x, LinearW4A16<T> p) {
   extern __shared__ uint8_t shared[];
   const SplitKTile work = find_work<S::kTokenRows, S::kStep>(p.k, p.multicast, p.split_k);

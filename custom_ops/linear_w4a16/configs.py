@@ -38,8 +38,8 @@ WARPGROUPS = {1: (8, 16, 32, 64, 128), 2: (8, 16, 32, 64, 128), 4: (32, 64)}  # 
 # rows that is more than memory takes.
 BY_WARPS = {1: (8, 16, 32), 2: (8, 16, 32), 4: ()}
 # What a configuration's clusters say here, a sum: products by mma.sync; the kernel compiled for groups of 128
-# columns without zero points, a fifth of the instructions shorter; first weights loaded at a pace, for the
-# sake of attention ahead. With either of the last two results are the same to the bit.
+# columns without zero points, of half the instructions; first weights loaded at a pace, for the sake of
+# attention ahead. With either of the last two results are the same to the bit.
 MMA, PLAIN, PACED = 1, 2, 4
 PLAIN_GROUP, PLAIN_TOKENS = 128, {0: (32,), MMA: (8, 16, 32)}
 
@@ -88,15 +88,25 @@ def config_of(
     device: torch.device,
     bits: int = 4,
 ) -> GemmConfig | None:
-    """The configuration for so many rows; None where weights are written out for the library's GEMM."""
+    """The configuration for so many rows; None where weights are written out for the library's GEMM.
+
+    By mma.sync that of plain groups is taken, whichever was measured: it does less for the same bits.
+    """
     bucket = bucket_of(num_tokens)
     if bucket is None:
         return None
     choice = choose(site_of(kind, bucket, n, k, dtype, group, bits), device_name_of(device, dtype))
-    if choice.is_measured:
-        assert not isinstance(choice.kernel, Method), "a method of CPUs"
-        return choice.kernel
-    return default_config(kind, bucket, n, k, group, processors_of(device), bits)
+    assert not isinstance(choice.kernel, Method), "a method of CPUs"
+    config = choice.kernel
+    if not choice.is_measured:
+        config = default_config(kind, bucket, n, k, group, processors_of(device), bits)
+    takes_plain = config is not None and config.clusters & MMA and is_plain(group, bits)
+    return plain(config) if config is not None and takes_plain else config
+
+
+def is_plain(group: int, bits: int) -> bool:
+    """Whether there are kernels for such groups alone; they take weights without zero points."""
+    return (group, bits) == (PLAIN_GROUP, 4)
 
 
 def default_config(
@@ -165,8 +175,7 @@ def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig,
     found = tuple(dict.fromkeys(_candidates(site, group, num_processors)))
     few = [config for config in found if config.tile_tokens in BY_WARPS[config.warpgroups]]
     both = (*found, *(config._replace(clusters=MMA) for config in few))
-    is_plain = (group, bits_of(site.weights)) == (PLAIN_GROUP, 4)
-    return tuple(map(plain, both)) if is_plain else both
+    return tuple(map(plain, both)) if is_plain(group, bits_of(site.weights) or 4) else both
 
 
 def plain(config: GemmConfig) -> GemmConfig:

@@ -11,7 +11,8 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 PERSISTENT = "persistent_gemm", "persistent_shape", "persistent_epilogue"
 WITH_PERSISTENT = "pipeline", "split_k_shape", "split_k_epilogue", "quad_transpose", "scaled_gemm"
 SPLIT_K = "split_k_gemm", "split_k_shape", "split_k_epilogue", "scaled_gemm"
-NIBBLES = *(f"linear_w4a16/{name}" for name in ("gemm", "shape", "dequantize", "write_out")), "quad_transpose"
+OF_NIBBLES = "gemm", "shape", "dequantize", "lane_weights", "write_out"
+NIBBLES = *(f"linear_w4a16/{name}" for name in OF_NIBBLES), "quad_transpose"
 # in cluster.cuh, as far as need be
 OF_THE_GPU = ("hopper", "warpgroup", "cuda_mma", "pdl", "vec", "pair_ops")
 OF_RANKS = ("launch", "launch_ranks", "pdl", "system_scope", "vec")  # in ranks.cuh

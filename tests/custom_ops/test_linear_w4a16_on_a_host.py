@@ -151,6 +151,7 @@ PLAIN_CASES = [
     Case(5, 128, 1344, 128, 1, 8, split_k=2, stages=3, zero=False, by_warps=True),
     Case(7, 256, 448, 128, 2, 8, split_k=2, zero=False, gated=True, by_warps=True),
     Case(30, 384, 320, 128, 2, 32, multicast=2, split_k=2, zero=False, gated=True),
+    Case(6, 64, 2432, 128, 1, 8, stages=3, zero=False, by_warps=True),
 ]
 
 
@@ -161,6 +162,12 @@ def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(kernel: ctypes
         wanted = launched(kernel, case, parts, x, seed)
         other = case._replace(plain=True, paces=bool(seed))
         assert torch.equal(launched(kernel, other, parts, x, seed + 1), wanted)
+
+
+def test_weights_by_one_multiply_add_have_the_bits_of_those_for_any_groups(kernel: ctypes.CDLL) -> None:
+    """Every number by every scale in bfloat16, but for sizes that no weights have."""
+    kernel.count_other_weights.restype = ctypes.c_int64
+    assert kernel.count_other_weights() == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

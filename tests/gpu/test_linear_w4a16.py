@@ -12,7 +12,15 @@ from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.linear._cuda import HOPPER
 from lamina.custom_ops.linear.choices import MAX_SHARED, GemmConfig
 from lamina.custom_ops.linear_w4a16 import _cuda, layout
-from lamina.custom_ops.linear_w4a16.configs import MMA, PACED, PLAIN, WARPGROUPS, most_stages, num_steps
+from lamina.custom_ops.linear_w4a16.configs import (
+    MMA,
+    PACED,
+    PLAIN,
+    PLAIN_TOKENS,
+    WARPGROUPS,
+    most_stages,
+    num_steps,
+)
 from lamina.custom_ops.linear_w4a16.op import num_groups
 from lamina.custom_ops.linear_w4a16.reference import dequantize
 from lamina.custom_ops.silu_and_mul import reference as gate
@@ -166,7 +174,7 @@ def test_products_by_warps(config: tuple[int, int, int, int], bits: int) -> None
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(dtype: torch.dtype) -> None:
     """And with zero points, of which no site tells, the other is taken; at a pace all the same."""
-    by_wgmma = [(groups, 32, *cluster, 0) for groups in (1, 2, 4) for cluster in SHAPES[32]]
+    by_wgmma = [(*config, 0) for config in CONFIGS if config[1] in PLAIN_TOKENS[0]]
     for warpgroups, tokens, *cluster, way in (*((*each, MMA) for each in BY_MMA), *by_wgmma):
         for (k, gated), zero in itertools.product(((1088, False), (4096, warpgroups > 1)), (False, True)):
             case = make(tokens - 1, 384, k, 128, zero=zero, dtype=dtype)
@@ -179,6 +187,22 @@ def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(dtype: torch.d
             which = which._replace(clusters=which.clusters | PACED)
             result = poisoned(lambda c=case, w=which, g=gated: _cuda.launch(*c[:6], w, gated=g))
             assert torch.equal(result, wanted), (which, k, gated, zero)
+
+
+@pytest.mark.parametrize("way, tokens", [(MMA, 8), (MMA, 16), (MMA, 32), (0, 32)])
+def test_plain_weights_of_every_scale_and_number_have_the_bits_of_the_formula(way: int, tokens: int) -> None:
+    """Each row of x picks a column, so that results are the weights themselves."""
+    n, k = 2048, 256
+    scale = torch.arange(n * 2, device=DEVICE).to(torch.int16) * 16 + 5  # of sizes and signs of every kind
+    scale = scale.view(torch.bfloat16).view(n, 2)
+    scale = torch.where((scale.abs() < 2.0**20) & (scale.abs() > 2.0**-80), scale, 0.0)
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=DEVICE)
+    dense = dequantize(weight, scale, None, 128)
+    parts = layout.shuffle(weight), layout.shuffle_groups(scale), None, None, 128
+    which = config_of(1, tokens, k)._replace(clusters=way | PLAIN)
+    x = torch.eye(k, device=DEVICE, dtype=torch.bfloat16)
+    for rows, wanted in zip(x.split(tokens), dense.T.split(tokens), strict=True):
+        assert torch.equal(poisoned(lambda r=rows: _cuda.launch(r, *parts, which)), wanted)
 
 
 @every_width

@@ -110,6 +110,29 @@ void run_shape(const Arguments& a) {
   if (shape == 40320) run_all<kBits, 4, 32, false>(a);
 }
 
+// Of how many scales in bfloat16 some plain weight has other bits than one that is made for any groups. A weight is
+// exact from 2^-94 on; those of a scale of zero are zeros.
+extern "C" int64_t count_other_weights() {
+  int64_t count = 0;
+  for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
+    const float scale = lamina::half_of(bits, 0), size = std::fabs(scale);
+    if (!(size < 0x1p27f) || (size < 0x1p-94f && size > 0)) continue;
+    const lamina::RowScales plain = lamina::find_plain_scales<Bf16>(bits * 0x10001);
+    const lamina::RowScales rows{{bits * 0x10001, bits * 0x10001}, {0, 0}};
+    bool is_other = false;
+    for (const uint32_t word : {0x76543210u, 0xfedcba98u, 0x67452301u, 0xefcdab89u}) {
+      uint32_t made[4], wanted[4];
+      lamina::dequantize_plain<Bf16>(made, word, plain);
+      lamina::dequantize<4, Bf16>(wanted, &word, rows);
+      for (int i = 0; i < 8; ++i)
+        is_other |=
+            lamina::half_of(made[i / 2], i % 2) * lamina::kPlainFactor<Bf16> != lamina::half_of(wanted[i / 2], i % 2);
+    }
+    count += is_other;
+  }
+  return count;
+}
+
 // What went wrong; empty where nothing did.
 extern "C" const char* run(const Arguments* a) {
   host::failure.clear(), host::generator.seed(static_cast<unsigned>(a->seed));
