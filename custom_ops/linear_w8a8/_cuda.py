@@ -77,7 +77,8 @@ def few_rows_config(x: Tensor, weight: Tensor, scale: Tensor) -> GemmConfig | No
     if config is None or choice.is_measured:
         assert not isinstance(choice.kernel, Method), "a method of CPUs"
         return config and choice.kernel
-    return config if num_tokens <= FEW and config.multicast == 1 and not config.is_persistent else None
+    is_plain = num_tokens <= FEW and config.multicast == 1 and not config.is_persistent
+    return config._replace(clusters=0) if is_plain else None  # which are something else of that kernel's
 
 
 PROVIDER = Provider(name="cuda", load=load, devices=DEVICES, dtypes=NARROW)

@@ -134,6 +134,16 @@ def test_few_rows_in_16_bits_are_quantized_by_the_projection_itself() -> None:
         assert few.few_rows_config(other, weight[:, : other.shape[1]].contiguous(), scale) is None
 
 
+def test_a_pace_of_the_projection_alone_is_none_of_the_one_that_quantizes() -> None:
+    """Whose clusters say other things."""
+    weight, scale = weight_of(4096, 4096)
+    x = torch.empty(1, 4096, dtype=torch.bfloat16)
+    site = Site(kind="linear", num_tokens=1, n=4096, k=4096, weights="fp8")
+    paced = GemmConfig(1, 8, 1, 1, 12, 4)
+    choices.adopt(NAME, [Entry(site=site, kernel=paced, microseconds=1.0, otherwise=2.0)])
+    assert few.few_rows_config(x, weight, scale) == paced._replace(clusters=0)
+
+
 def test_whether_a_projection_quantizes_its_rows_is_what_was_measured() -> None:
     weight, scale = weight_of(4096, 4096)
     x = torch.empty(8, 4096, dtype=torch.bfloat16)
