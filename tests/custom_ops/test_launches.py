@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 
 from lamina.custom_ops._shared.build import CSRC
-from lamina.custom_ops.linear.choices import (
-    MAX_CLUSTER,
-    MAX_STAGES,
-    GemmConfig,
-    candidates,
-    sites_of,
-)
+from lamina.custom_ops.linear.choices import GemmConfig, candidates, sites_of
+from lamina.custom_ops.linear.gemm_config import MAX_CLUSTER, MAX_STAGES, MOST_PACE
 
 from . import host_kernels
 
@@ -89,3 +84,5 @@ def test_the_kernel_takes_the_cuts_that_are_measured_and_no_uneven_one(launches:
         is_even = {share, split} <= {1, 2, 4, 8} and share * split <= MAX_CLUSTER
         right = is_even and share * 8 <= 32 and 2 <= stages <= MAX_STAGES
         assert takes(GemmConfig(2, 32, share, split, stages), False) == right
+    for pace in range(-1, 20):
+        assert takes(GemmConfig(1, 8, 1, 1, 12, pace), False) == (0 <= pace <= MOST_PACE)

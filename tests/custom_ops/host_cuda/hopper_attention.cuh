@@ -30,7 +30,6 @@ using std::fmaxf;
 
 namespace lamina {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kPanelColumns = 64, kPanelRowBytes = 128, kWarpgroup = 128;
 inline int narrow(int64_t x) { return static_cast<int>(x); }
 
