@@ -7,7 +7,7 @@ import measure
 import torch
 import torch.nn.functional as F
 
-from lamina.common.huge_pages import advise_huge_pages
+from lamina.common.pages import advise_huge_pages
 from lamina.custom_ops._shared.registry import select
 from lamina.custom_ops.write_kv_cache.int8_rows import SCALE_BYTES, to_int8
 
