@@ -53,23 +53,6 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
   produce_stages(work, at.empty, at.stages, sends, load_weight, load_x);
 }
 
-// Scales and zero points of a lane's rows, which lie at an offset.
-__device__ __forceinline__ RowScales load_scales(uint32_t from, int scale_bytes, bool has_zero) {
-  const uint32_t scales = load_word(from), zeros = has_zero ? load_word(from + scale_bytes) : 0;
-  return {{both_low(scales), both_high(scales)}, {both_low(zeros), both_high(zeros)}};
-}
-
-// A lane's part of the tiles of a stage: 16 bytes of each piece.
-template <typename S>
-__device__ __forceinline__ void load_tiles(uint32_t (&words)[S::kTiles][4 * S::kPieces], uint32_t from) {
-#pragma unroll
-  for (int i = 0; i < S::kTiles * S::kPieces; ++i) {
-    const uint4 piece = load_words(from + i * kPieceBytes);
-    uint32_t* const to = words[i / S::kPieces] + i % S::kPieces * 4;
-    to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
-  }
-}
-
 template <typename S, typename T>
 __device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const SplitKTile& work, const NibbleLayout& at,
                                                  const LinearW4A16<T>& p) {

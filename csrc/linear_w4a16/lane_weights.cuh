@@ -40,10 +40,21 @@ __device__ __forceinline__ int find_group(int column, const LinearW4A16<T>& p) {
   return static_cast<int>(static_cast<uint32_t>(column) / kLeastGroup >> shift_of<S>(p));
 }
 
-// The group of the first column of a stage.
-template <typename S, typename T>
-__device__ __forceinline__ int find_group_of_step(int step, const LinearW4A16<T>& p) {
-  return S::kIsPlain ? step * (S::kStep / (kLeastGroup << kPlainShift)) : find_group<S>(step * S::kStep, p);
+// Scales and zero points of a lane's rows, which lie at an offset.
+__device__ __forceinline__ RowScales load_scales(uint32_t from, int scale_bytes, bool has_zero) {
+  const uint32_t scales = load_word(from), zeros = has_zero ? load_word(from + scale_bytes) : 0;
+  return {{both_low(scales), both_high(scales)}, {both_low(zeros), both_high(zeros)}};
+}
+
+// A lane's part of the tiles of a stage: 16 bytes of each piece.
+template <typename S>
+__device__ __forceinline__ void load_tiles(uint32_t (&words)[S::kTiles][4 * S::kPieces], uint32_t from) {
+#pragma unroll
+  for (int i = 0; i < S::kTiles * S::kPieces; ++i) {
+    const uint4 piece = load_words(from + i * kPieceBytes);
+    uint32_t* const to = words[i / S::kPieces] + i % S::kPieces * 4;
+    to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
+  }
 }
 
 // Where a lane finds its parts of the first stage: weights, scales, and its row of x in both halves of a tile's
@@ -78,13 +89,7 @@ struct LaneWeights {
 
   // Of the stage where a step's weights lie.
   __device__ __forceinline__ void load(int step, int stage) {
-    const uint32_t from = parts.weights + stage * S::kStageBytes;
-#pragma unroll
-    for (int i = 0; i < S::kTiles * S::kPieces; ++i) {
-      const uint4 piece = load_words(from + i * kPieceBytes);
-      uint32_t* const to = words[i / S::kPieces] + i % S::kPieces * 4;
-      to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
-    }
+    load_tiles<S>(words, parts.weights + stage * S::kStageBytes);
 #pragma unroll
     for (int i = 0; S::kIsPlain && i < S::kTiles / 2; ++i) plain_scales[i] = load_word(scales_at(4 * i, step, stage));
   }
@@ -118,9 +123,7 @@ struct LaneWeights {
     if constexpr (S::kIsPlain) {
       rows = find_plain_scales<T>(plain_scales[half_tile / 4]);
     } else {
-      const uint32_t from = scales_at(half_tile, step, stage);
-      const uint32_t scales = load_word(from), zeros = zero_offset != 0 ? load_word(from + zero_offset) : 0;
-      rows = {{both_low(scales), both_high(scales)}, {both_low(zeros), both_high(zeros)}};
+      rows = load_scales(scales_at(half_tile, step, stage), zero_offset, zero_offset != 0);
     }
   }
 
