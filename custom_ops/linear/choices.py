@@ -20,7 +20,16 @@ import torch
 
 from .devices import device_name_of as device_name_of
 from .devices import processors_of as processors_of
-from .gemm_config import MAX_CLUSTER, MAX_STAGES, PERSISTENT_TOKENS, POWERS, checked
+from .gemm_config import (
+    MAX_CLUSTER,
+    MAX_STAGES,
+    PERSISTENT_TOKENS,
+    POWERS,
+    bytes_beside_stages,
+    checked,
+    stage_bytes,
+    tiles_of_stage,
+)
 from .gemm_config import GemmConfig as GemmConfig
 
 Kind = Literal["linear", "quantizing", "gated"]
@@ -289,13 +298,10 @@ def most_stages(site: Site, warpgroups: int, tokens: int, split_k: int, limit: i
 
     csrc/include/split_k_shape.cuh counts the same bytes.
     """
-    tiles = 2 if tokens <= 32 else 1
-    steps = ceil_div(ceil_div(site.k, site.tile_columns * tiles), split_k)
-    stage = tiles * (warpgroups * 8192 + tokens * 128)
+    steps = ceil_div(ceil_div(site.k, site.tile_columns * tiles_of_stage(tokens)), split_k)
     sums = (warpgroups * 64 + 4) * tokens * 4
-    sent = warpgroups * 64 * tokens * 4 if tokens <= 32 else 0
-    free = limit - 2048 - sent  # 2048: to align tiles, for barriers, and what the system takes of each block
-    stages = min(free // stage, MAX_STAGES, max(2, steps))
+    free = limit - bytes_beside_stages(warpgroups, tokens)
+    stages = min(free // stage_bytes(warpgroups, tokens), MAX_STAGES, max(2, steps))
     return stages if stages >= 2 and sums <= free else None
 
 

@@ -37,3 +37,18 @@ def checked(config: GemmConfig) -> GemmConfig:
     if not 2 <= config.stages <= MAX_STAGES or not 0 <= config.clusters <= most:
         raise ValueError(f"{config} is none of the kernel's")
     return config
+
+
+def tiles_of_stage(tokens: int) -> int:
+    """Tiles of 128 bytes of a row that a stage of the split-K kernel has, of so many rows of x a block."""
+    return 2 if tokens <= 32 else 1
+
+
+def stage_bytes(warpgroups: int, tokens: int) -> int:
+    """Shared memory of a stage of that kernel; csrc/include/split_k_shape.cuh counts the same."""
+    return tiles_of_stage(tokens) * (warpgroups * 8192 + tokens * 128)
+
+
+def bytes_beside_stages(warpgroups: int, tokens: int) -> int:
+    """What a block of it has beside: to align tiles, for barriers, what the system takes, sums of peers."""
+    return 2048 + (warpgroups * 64 * tokens * 4 if tokens <= 32 else 0)

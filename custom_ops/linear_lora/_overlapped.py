@@ -12,6 +12,7 @@ from .._shared.cuda_kernel import DEVICES
 from .._shared.registry import Provider
 from ..linear import _cuda as gemm
 from ..linear.choices import MAX_SHARED, GemmConfig, ceil_div, processors_of
+from ..linear.gemm_config import bytes_beside_stages, stage_bytes
 from ..lora import _cuda as adapters
 from ._composed import linear_lora as apart
 
@@ -76,9 +77,8 @@ def leave_room(config: GemmConfig, room: int) -> GemmConfig:
 
     It keeps two stages in any case, and as many blocks a processor as before. Stages change no bits.
     """
-    tiles = 2 if config.tile_tokens <= 32 else 1
-    stage = tiles * (config.warpgroups * 8192 + config.tile_tokens * 128)
-    beside = 2048 + (config.warpgroups * 64 * config.tile_tokens * 4 if config.tile_tokens <= 32 else 0)
+    shape = config.warpgroups, config.tile_tokens
+    stage, beside = stage_bytes(*shape), bytes_beside_stages(*shape)
     blocks = MAX_SHARED // (config.stages * stage + beside)
     stages = ((MAX_SHARED - room) // max(blocks, 1) - beside) // stage
     return config._replace(stages=max(2, min(config.stages, stages)))

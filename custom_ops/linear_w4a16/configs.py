@@ -100,11 +100,12 @@ def config_of(
     config = choice.kernel
     if not choice.is_measured:
         config = default_config(kind, bucket, n, k, group, processors_of(device), bits)
-    takes_plain = config is not None and config.clusters & MMA and is_plain(group, bits)
-    return plain(config) if config is not None and takes_plain else config
+    if config is None or not config.clusters & MMA or not is_plain(group, bits):
+        return config
+    return plain(config)
 
 
-def is_plain(group: int, bits: int) -> bool:
+def is_plain(group: int, bits: int | None) -> bool:
     """Whether there are kernels for such groups alone; they take weights without zero points."""
     return (group, bits) == (PLAIN_GROUP, 4)
 
@@ -175,7 +176,7 @@ def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig,
     found = tuple(dict.fromkeys(_candidates(site, group, num_processors)))
     few = [config for config in found if config.tile_tokens in BY_WARPS[config.warpgroups]]
     both = (*found, *(config._replace(clusters=MMA) for config in few))
-    return tuple(map(plain, both)) if is_plain(group, bits_of(site.weights) or 4) else both
+    return tuple(map(plain, both)) if is_plain(group, bits_of(site.weights)) else both
 
 
 def plain(config: GemmConfig) -> GemmConfig:

@@ -45,9 +45,8 @@ class Pooler:
 
         hidden: [step's tokens or more, H]; or of samples alone, where every prompt is pooled by its last.
         """
-        counts = plan.num_scheduled_tokens
-        if len(hidden) < plan.num_tokens:
-            counts = plan.num_sampled_tokens
+        is_of_samples = len(hidden) < plan.num_tokens
+        counts = plan.num_sampled_tokens if is_of_samples else plan.num_scheduled_tokens
         ends = np.cumsum(counts)
         pooled: list[Tensor] = []
         for row, is_last, params in zip(
