@@ -34,7 +34,7 @@ from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops.linear import autotune, choices
 from lamina.custom_ops.linear.choices import Entry, GemmConfig, Kind, Site
 from lamina.custom_ops.linear_w4a16 import configs as four_bits
-from lamina.custom_ops.linear_w4a16.configs import general, site_of
+from lamina.custom_ops.linear_w4a16.configs import site_of
 from lamina.custom_ops.paged_attention import _plan
 from lamina.runtime.worker.attention import PagedAttention
 
@@ -209,9 +209,6 @@ def without(settled: dict[Site, Kernel]) -> dict[str, dict[Site, Kernel]]:
         found |= {f"without {kind}": sites} if any(settled[site] for site in sites) else {}
     paced = {s: k for s, k in settled.items() if k and paced_by(s) and k.clusters & paced_by(s)}
     found |= {"without pace": {s: k._replace(clusters=k.clusters ^ paced_by(s)) for s, k in paced.items()}}
-    plain = {site: general(k) for site, k in settled.items() if k and not site.is_in_bytes}
-    changed = {site: kernel for site, kernel in plain.items() if kernel != settled[site]}
-    found["without kernels of plain groups"] = changed  # type: ignore[assignment]
     return {name: change for name, change in found.items() if change}
 
 

@@ -53,71 +53,31 @@ __device__ __forceinline__ void produce_nibbles(const CUtensorMap* x, const Spli
   produce_stages(work, at.empty, at.stages, sends, load_weight, load_x);
 }
 
-template <typename S, typename T>
-__device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const SplitKTile& work, const NibbleLayout& at,
-                                                 const LinearW4A16<T>& p) {
-  constexpr int kWarpgroups = S::kBlockRows / kRows;
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so the compiler sees that it is uniform
-  const int lane = threadIdx.x % kWarp, in_group = threadIdx.x % 128;
-  const bool has_zero = has_zero_points<S>(p);
-  const int shift = shift_of<S>(p);
-  const bool is_pair_alike = shift >= 2;  // two tiles of a stage, of which the first is even, have one scale
-  const int parts = has_zero ? 2 : 1, last_group = find_group<S>(p.k - 1, p);
-  uint32_t fragments[2][16];
-  int stage = 0, parity = 0, before = 0;
-  for (int step = work.begin; step < work.end; ++step) {
-    wait_barrier(at.full + stage * 8, parity);
-    const uint32_t tiles = at.tiles + stage * S::kStageBytes + group * S::kTiles * S::kWeightBytes + in_group * 16;
-    const uint64_t right =
-        tile_descriptor(at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes);
-    const uint32_t scales = at.scales + (stage * kWarpgroups + group) * parts * at.scale_bytes + in_group / 4 * 4;
-    const int last = last_group - find_group<S>(step * S::kStep, p);  // of the row's groups, as the stage counts them
-    const auto scales_at = [&](int half_tile) {
-      return load_scales(scales + min(half_tile >> shift, last) * kGroupElements * 2, at.scale_bytes, has_zero);
-    };
-    RowScales rows{};
-    uint32_t words[S::kTiles][4 * S::kPieces];
-    load_tiles<S>(words, tiles);
-#pragma unroll
-    for (int i = 0; i < S::kTiles; ++i) {
-      uint32_t (&left)[16] = fragments[i % 2];
-      if (i % 2 == 0 || !is_pair_alike) rows = scales_at(2 * i);
-      dequantize<S::kBits, T>(left, words[i], rows);
-      dequantize<S::kBits, T>(left + 4, words[i] + S::kPieces, rows);
-      if (shift == 0) rows = scales_at(2 * i + 1);
-      dequantize<S::kBits, T>(left + 8, words[i] + 2 * S::kPieces, rows);
-      dequantize<S::kBits, T>(left + 12, words[i] + 3 * S::kPieces, rows);
-      pin(left);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma_from_registers<S::kTokenRows>(sums, left + 4 * k, right + (i * S::kXBytes / 16 + 2 * k), T{});
-      wgmma_commit();
-      wgmma_wait<1>();
-      pin(fragments[(i + 1) % 2]);  // which may be written again from here on
-      if (i == 0 && step > work.begin) release_stage(work, at.empty + before * 8, lane);
-    }
-    before = stage;
-    if (++stage == at.stages) stage = 0, parity ^= 1;
-  }
-  wgmma_wait<0>();
-}
-
-// As release_stage: by instructions that some lanes leave out, in place of branches.
-__device__ __forceinline__ void release_by_warp(const SplitKTile& work, uint32_t empty, int lane) {
+// As release_stage, where it is wanted: by instructions that some lanes leave out, in place of branches.
+__device__ __forceinline__ void release_by_warp(const SplitKTile& work, bool is_wanted, uint32_t empty, int lane) {
   const bool is_alone = work.multicast == 1;
-  if (is_alone && lane == 0) arrive(empty);
-  if (!is_alone && lane < work.multicast) arrive_at_peer(empty, work.rank * work.multicast + lane);
+  if (is_wanted && is_alone && lane == 0) arrive(empty);
+  if (is_wanted && !is_alone && lane < work.multicast) arrive_at_peer(empty, work.rank * work.multicast + lane);
 }
 
 // The loop of a consumer warp: take(step, stage, load_ahead) multiplies what lies in a stage, and calls load_ahead()
 // once all of its weights are in registers, which loads those of the next step. If they are not there yet, what that
-// loads is of no use, as it is behind the last step, and they are loaded anew.
-template <typename S, typename T, typename Take>
+// loads is of no use, as it is behind the last step: then let_go() releases all that was read, so that memory has it
+// while the warp waits, and they are loaded anew. Where registers have no room for that, each step loads its own.
+template <typename S, typename T, typename Take, typename LetGo>
 __device__ __forceinline__ void consume_stages(LaneWeights<S, T>& weights, const SplitKTile& work,
-                                               const NibbleLayout& at, const Take& take) {
+                                               const NibbleLayout& at, const Take& take, const LetGo& let_go) {
   if (work.begin == work.end) return;
   int stage = 0, parity = 0;
+  if constexpr (!S::kLoadsAhead) {
+    for (int step = work.begin; step < work.end; ++step) {
+      wait_barrier(at.full + stage * 8, parity);
+      weights.load(step, stage);
+      take(step, stage, [] {});
+      if (++stage == at.stages) stage = 0, parity ^= 1;
+    }
+    return;
+  }
   wait_barrier(at.full, 0);
   weights.load(work.begin, 0);
   for (int step = work.begin; step < work.end; ++step) {
@@ -127,9 +87,50 @@ __device__ __forceinline__ void consume_stages(LaneWeights<S, T>& weights, const
     const bool is_next_there = __ballot_sync(0xffffffffu, is_there) == 0xffffffffu;  // one answer for a warp
     take(step, from, [&] { weights.load(step + 1, stage); });
     if (is_next_there) continue;
+    let_go();
     wait_barrier(at.full + stage * 8, parity);
     weights.load(step + 1, stage);
   }
+}
+
+template <typename S, typename T>
+__device__ __forceinline__ void multiply_nibbles(typename S::Sums& sums, const SplitKTile& work, const NibbleLayout& at,
+                                                 const LinearW4A16<T>& p) {
+  constexpr int kWarpgroups = S::kBlockRows / kRows;
+  LaneWeights<S, T> weights(at, p);
+  uint32_t fragments[2][16];
+  int held = -1;  // a stage that was not released
+  const auto release = [&] {
+    release_by_warp(work, held >= 0, at.empty + held * 8, weights.parts.lane);
+    held = -1;
+  };
+  const auto take = [&](int step, int stage, const auto& load_ahead) {
+    const uint64_t right =
+        tile_descriptor(at.tiles + stage * S::kStageBytes + S::kTiles * kWarpgroups * S::kWeightBytes);
+#pragma unroll
+    for (int i = 0; i < S::kTiles; ++i) {
+      uint32_t (&left)[16] = fragments[i % 2];
+      weights.dequantize_tile(left, i, step, stage);
+      pin(left);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_from_registers<S::kTokenRows>(sums, left + 4 * k, right + (i * S::kXBytes / 16 + 2 * k), T{});
+      wgmma_commit();
+      if (i == S::kTiles - 1) load_ahead();
+      wgmma_wait<1>();
+      pin(fragments[(i + 1) % 2]);  // which may be written again from here on
+      if (i == 0) release();
+    }
+    held = stage;
+  };
+  consume_stages(weights, work, at, take, [&] {
+    wgmma_wait<0>();
+    release();
+  });
+  wgmma_wait<0>();
+  pin(sums);  // or the compiler would multiply them ahead of that wait
+  complete<S, T>(sums);
 }
 
 // All columns of a lane's row of a tile of x, for eight rows at a time.
@@ -176,9 +177,9 @@ __device__ __forceinline__ void multiply_by_warps(typename S::Sums& sums, const 
       if (!kHasRoom && i == S::kTiles - 1) load_ahead();
     }
     __syncwarp();  // every lane has read the stage
-    release_by_warp(work, at.empty + stage * 8, weights.parts.lane);
+    release_by_warp(work, true, at.empty + stage * 8, weights.parts.lane);
   };
-  consume_stages(weights, work, at, take);
+  consume_stages(weights, work, at, take, [] {});
 #pragma unroll
   for (int i = 0; i < S::kTokenRows / 2; ++i) sums[i] += odd[i];
   complete<S, T>(sums);

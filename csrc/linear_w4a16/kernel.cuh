@@ -68,9 +68,9 @@ int linear_w4a16(const LinearW4A16<T>& p, const void* x, int64_t x_stride, const
   const auto launch = [&](auto shape) { return launch_nibble_gemm<decltype(shape), kGated>(p, x, x_stride, stream); };
   if ((config.clusters & kPlain) == 0)
     return with_nibble_shape<kBits, kGated, Groups::kAny, 8, 16, 32, 64, 128>(config, launch);
-  if constexpr (kBits == 4) {  // by WGMMA of 32 rows alone: of fewer, ptxas would have each wait for the one before
+  if constexpr (kBits == 4) {  // by WGMMA from 32 rows on: of fewer, ptxas would have each wait for the one before
     if (p.zero == nullptr && p.group_shift == kPlainShift)
-      return with_nibble_shape<kBits, kGated, Groups::kPlain128, 32>(config, launch);
+      return with_nibble_shape<kBits, kGated, Groups::kPlain128, 32, 64, 128>(config, launch);
   }
   return cudaErrorInvalidValue;
 }

@@ -38,6 +38,8 @@ struct NibbleShape {
   static constexpr int kBlockRows = kWarpgroups * kRows, kThreads = kWarpgroups * 128;  // consumer threads
   static constexpr int kTiles = kTokens <= 16 && kBits == 4 ? 4 : 2;                    // of a row of tiles, a stage
   static constexpr int kStep = kTiles * kNibbleColumns;                                 // columns of K a stage
+  // Whether weights of the next stage are loaded while this one's are used: registers must have room.
+  static constexpr bool kLoadsAhead = kBits == 4 || kTokens < 64;
   static constexpr int kResident = kTokens <= 16 ? 3 : 2;       // blocks a processor for which registers are to suffice
   static constexpr int kXBytes = kTokens * kNibbleColumns * 2;  // of a tile's columns
   static constexpr int kStageBytes = kTiles * (kWarpgroups * kWeightBytes + kXBytes);

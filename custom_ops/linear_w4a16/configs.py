@@ -41,7 +41,7 @@ BY_WARPS = {1: (8, 16, 32), 2: (8, 16, 32), 4: ()}
 # columns without zero points, of half the instructions; first weights loaded at a pace, for the sake of
 # attention ahead. With either of the last two results are the same to the bit.
 MMA, PLAIN, PACED = 1, 2, 4
-PLAIN_GROUP, PLAIN_TOKENS = 128, {0: (32,), MMA: (8, 16, 32)}
+PLAIN_GROUP, PLAIN_TOKENS = 128, {0: (32, 64, 128), MMA: (8, 16, 32)}
 
 
 def weights_name(group: int, k: int, bits: int = 4) -> str:
@@ -90,7 +90,8 @@ def config_of(
 ) -> GemmConfig | None:
     """The configuration for so many rows; None where weights are written out for the library's GEMM.
 
-    By mma.sync that of plain groups is taken, whichever was measured: it does less for the same bits.
+    Where a kernel for plain groups is compiled it is taken, whichever was measured: it does less for the
+    same bits.
     """
     bucket = bucket_of(num_tokens)
     if bucket is None:
@@ -100,12 +101,10 @@ def config_of(
     config = choice.kernel
     if not choice.is_measured:
         config = default_config(kind, bucket, n, k, group, processors_of(device), bits)
-    if config is None or not config.clusters & MMA or not is_plain(group, bits):
-        return config
-    return plain(config)
+    return plain(config) if config is not None and is_plain(group, bits) else config
 
 
-def is_plain(group: int, bits: int | None) -> bool:
+def is_plain(group: int, bits: int) -> bool:
     """Whether there are kernels for such groups alone; they take weights without zero points."""
     return (group, bits) == (PLAIN_GROUP, 4)
 
@@ -176,7 +175,7 @@ def candidates(site: Site, group: int, num_processors: int) -> tuple[GemmConfig,
     found = tuple(dict.fromkeys(_candidates(site, group, num_processors)))
     few = [config for config in found if config.tile_tokens in BY_WARPS[config.warpgroups]]
     both = (*found, *(config._replace(clusters=MMA) for config in few))
-    return tuple(map(plain, both)) if is_plain(group, bits_of(site.weights)) else both
+    return tuple(map(plain, both)) if is_plain(group, bits_of(site.weights) or 4) else both
 
 
 def plain(config: GemmConfig) -> GemmConfig:

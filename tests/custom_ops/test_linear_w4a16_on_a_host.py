@@ -151,6 +151,7 @@ PLAIN_CASES = [
     Case(5, 128, 1344, 128, 1, 8, split_k=2, stages=3, zero=False, by_warps=True),
     Case(7, 256, 448, 128, 2, 8, split_k=2, zero=False, gated=True, by_warps=True),
     Case(30, 384, 320, 128, 2, 32, multicast=2, split_k=2, zero=False, gated=True),
+    Case(60, 128, 320, 128, 1, 64, split_k=2, zero=False),
     Case(6, 64, 2432, 128, 1, 8, stages=3, zero=False, by_warps=True),
 ]
 

@@ -189,7 +189,7 @@ def test_the_kernel_for_plain_groups_has_the_bits_of_that_for_any(dtype: torch.d
             assert torch.equal(result, wanted), (which, k, gated, zero)
 
 
-@pytest.mark.parametrize("way, tokens", [(MMA, 8), (MMA, 16), (MMA, 32), (0, 32)])
+@pytest.mark.parametrize("way, tokens", [(MMA, 8), (MMA, 16), (MMA, 32), (0, 32), (0, 64)])
 def test_plain_weights_of_every_scale_and_number_have_the_bits_of_the_formula(way: int, tokens: int) -> None:
     """Each row of x picks a column, so that results are the weights themselves."""
     n, k = 2048, 256

@@ -90,6 +90,7 @@ void run_shape(const Arguments& a) {
     if (shape == 10080) run_all<4, 1, 8, false, true, Groups::kPlain128>(a);
     if (shape == 20081) run_all<4, 2, 8, true, true, Groups::kPlain128>(a);
     if (shape == 20321) run_all<4, 2, 32, true, false, Groups::kPlain128>(a);
+    if (shape == 10640) run_all<4, 1, 64, false, false, Groups::kPlain128>(a);
     return;
   }
   if (a.clusters & 1) {
