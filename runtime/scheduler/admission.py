@@ -14,8 +14,8 @@ from .running_batch import RunningBatch
 class Admission:
     """Moves requests from the queue into the running batch, with a block table.
 
-    Blocks that an admitted request fills are committed when somebody looks for any, or its step is over, so
-    that the device need not wait for their hashes.
+    Blocks that admitted requests fill are committed when somebody looks for any who begins as one of them
+    does, or before the next step, so that the device need not wait for their hashes.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class Admission:
         self._config, self._adapters = config, adapters
         self._queue, self._batch, self._kv_cache = queue, batch, kv_cache
         self._in_flight, self._beginnings = in_flight, beginnings
-        # Who was admitted last, and how many tokens the step of that number fills of it.
-        self._uncommitted: tuple[Request, int, int] | None = None
+        # Who was admitted since, and how many tokens the step of that number fills of each.
+        self._uncommitted: list[tuple[Request, int, int]] = []
+        self._first_blocks: set[tuple[str, bytes]] = set()  # of theirs, with what parts them from others'
 
     @property
     def is_possible(self) -> bool:
@@ -67,14 +68,15 @@ class Admission:
         return counts
 
     def commit(self) -> None:
-        """Let others find what the request admitted last fills."""
-        uncommitted, self._uncommitted = self._uncommitted, None
-        if uncommitted is not None:
-            self._commit(*uncommitted)
+        """Let others find what the requests admitted so far fill."""
+        uncommitted = self._uncommitted
+        self.clear()
+        for each in uncommitted:
+            self._commit(*each)
 
     def clear(self) -> None:
         """Whatever is not committed is not to be."""
-        self._uncommitted = None
+        self._uncommitted, self._first_blocks = [], set()
 
     @at_request
     def give_row(self, request: Request, *, computed: int, in_flight: int = 0) -> None:
@@ -98,7 +100,9 @@ class Admission:
     @at_request
     def _admit_one(self, request: Request, budget: int) -> int | None:
         """Give a waiting request blocks and a row; its tokens in this step, None where it must wait."""
-        self.commit()
+        first_block = request.cache_salt, request.token_bytes(0, self._kv_cache.block_size)
+        if first_block in self._first_blocks:
+            self.commit()
         step = self._in_flight.next_step
         ahead = request.num_tokens + self._config.num_lookahead_tokens
         num_cached = self._kv_cache.admit(
@@ -116,7 +120,8 @@ class Admission:
         is_queried = self._kv_cache.prefix is not None and request.num_reusable == request.num_tokens - 1
         num_queried = request.num_tokens if is_queried else 0
         self._beginnings.admit(request, step, num_queried=num_queried, num_hits=num_cached)
-        self._uncommitted = request, num_cached + count, step
+        self._uncommitted.append((request, num_cached + count, step))
+        self._first_blocks.add(first_block)
         return count
 
     def _spare_blocks(self, request: Request) -> int:

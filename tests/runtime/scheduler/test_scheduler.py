@@ -369,3 +369,22 @@ def test_what_a_request_fills_is_entered_before_anybody_looks_for_it_or_the_step
     server.drain()
     for request in server.requests.values():
         assert request.output_token_ids == server.alone(request)[0]
+
+
+def test_in_one_step_only_whoever_begins_as_another_waits_for_its_blocks_to_be_hashed(make_server):
+    server = make_server(blocks=60, seqs=8, prefix_cache=True)
+    common = (1, 2, 3, 4) * 4
+    first, other = server.add("first", (*common, 1)), server.add("other", (5, 6, 7, 8) * 4)
+    salted = server.add("salted", (*common, 1), options={"cache_salt": "own"})
+    server.launch()
+    assert not [*server.kv_cache.prefix.block_ids()]
+    server.land()
+    assert len([*server.kv_cache.prefix.block_ids()]) == 3 * 4
+    later = server.add("later", (9, 9, 9, 9) * 2), server.add("beside", (8, 8, 8, 8, 3))
+    again = server.add("again", (9, 9, 9, 9, 9, 9, 9, 9, 2)), server.add("hit", (*common, 2))
+    server.launch()
+    cached = [request.num_cached_tokens for request in (first, other, salted, *later, *again)]
+    assert cached == [0, 0, 0, 0, 0, 8, 16]
+    server.drain()
+    for request in server.requests.values():
+        assert request.output_token_ids == server.alone(request)[0]
