@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -217,8 +217,9 @@ class AsyncRuntime:
                 submission.answer.asked_id = request_id
         return self.queue(asked)
 
-    async def _outputs_of(self, asked: list[ParentRequest]) -> list[RequestOutput]:
-        generations = [self.pool(each) for each in asked]  # dropped, they end
+    async def _outputs_of(self, asked: Iterable[ParentRequest]) -> list[RequestOutput]:
+        made = [*asked]  # all are checked before the first is queued
+        generations = [self.pool(each) for each in made]  # dropped, they end
         return [await generation.output() for generation in generations]
 
     def chat(

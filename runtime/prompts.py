@@ -1,7 +1,7 @@
 """What callers hand to a runtime: one prompt or many as a list, each as token ids that can be served."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..common.errors import PromptTooLongError, RequestError, shown
@@ -25,17 +25,16 @@ def as_list(prompts: Prompts) -> list[Prompt]:
     return [prompts]  # type: ignore[list-item]
 
 
-def each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) -> list[Prepared]:
-    """Returns prepare(index, prompt) of every prompt; a RequestError about one of many says which."""
-    prepared = []
+def each(prompts: Sequence[Prompt], prepare: Callable[[int, Prompt], Prepared]) -> Iterator[Prepared]:
+    """Yields prepare(index, prompt) of every prompt; a RequestError about one of many says which."""
     for index, prompt in enumerate(prompts):
         try:
-            prepared.append(prepare(index, prompt))
+            prepared = prepare(index, prompt)
         except RequestError as error:
             if len(prompts) == 1:
                 raise
             raise RequestError(f"prompts[{index}]: {error}") from error
-    return prepared
+        yield prepared
 
 
 def checked_kind(prompts: Any) -> Any:

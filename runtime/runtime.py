@@ -18,7 +18,6 @@ from .engine.beam_search import BeamSearchParams
 from .engine.client import Client, runtime_closed
 from .engine.input_processor import InputProcessor, input_processor
 from .engine.outputs import RequestOutput, StreamDelta
-from .engine.parallel_sampling import ParentRequest
 from .engine.pooling_outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
 from .engine.pooling_processor import PoolingProcessor, TextOptions
 from .keywords import RequestSettings, RuntimeSettings
@@ -50,7 +49,7 @@ class Runtime:
         config.parallel.require_one_engine()
         self.config, self._pid = config, os.getpid()
         self._loaded: LoadedRuntime | None = load(config, progress or say_nothing)
-        self._client = Client(self._loaded.core, self._loaded.late_builds)
+        self._client = Client(self._loaded.core, self._loaded.late_builds, self._loaded.first_step)
         self._input: InputProcessor | None = _input_processor(self._loaded)
 
     @classmethod
@@ -69,15 +68,13 @@ class Runtime:
     def generate(
         self, prompts: Prompts, params: Params = None, **options: Unpack[RequestSettings]
     ) -> list[RequestOutput]:
-        """Returns the answer to each prompt, in order; all are checked before the first is started.
+        """Returns the answer to each prompt, in order; all are checked before the first is answered.
 
         options: the fields of RequestOptions. Raises RequestError for a prompt, parameter or option that
         cannot be honoured, and LogitsError, ProcessorError or EngineError where an answer fails by such a
         fault; the others are ended then.
         """
-        asked = self._open_input.prepare_each(prompts, params, self._options(options))
-        self._client.run([submission for answers in asked for submission in answers.submissions])
-        return [answers.output() for answers in asked]
+        return self._client.outputs_of(self._open_input.prepare_each(prompts, params, self._options(options)))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestSettings]
@@ -126,7 +123,7 @@ class Runtime:
         )
         own = {"dimensions": dimensions, "normalize": normalize}
         asked = self._pooling.embed(texts, given, RequestOptions(**options), **own)  # type: ignore[arg-type]
-        return self._pooling.embeddings(self._outputs_of(asked))
+        return self._pooling.embeddings(self._client.outputs_of(asked))
 
     def classify(
         self,
@@ -146,7 +143,7 @@ class Runtime:
             prompt_name=prompt_name, prompt=prompt, truncate_prompt_tokens=truncate_prompt_tokens
         )
         asked = self._pooling.classify(texts, given, RequestOptions(**options), activation=activation)
-        return self._pooling.classes(self._outputs_of(asked))
+        return self._pooling.classes(self._client.outputs_of(asked))
 
     def score(
         self,
@@ -170,16 +167,12 @@ class Runtime:
         asked, parts = self._pooling.score(
             query, documents, given, RequestOptions(**options), activation=activation
         )
-        return self._pooling.scores(self._outputs_of(asked), parts)
+        return self._pooling.scores(self._client.outputs_of(asked), parts)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """What may be asked of the model: some of "generate", "embed", "classify" and "score"."""
         return self._open_input.tasks
-
-    def _outputs_of(self, asked: list[ParentRequest]) -> list[RequestOutput]:
-        self._client.run([submission for each in asked for submission in each.submissions])
-        return [each.output() for each in asked]
 
     def chat(
         self,
@@ -276,7 +269,7 @@ class Runtime:
     def warm_up(self) -> None:
         """Answers short prompts in every way that has kernels of its own, and notes that for later starts."""
         if self._open_input.pooling is not None:
-            self._outputs_of([self._pooling.warming()])
+            self._client.outputs_of([self._pooling.warming()])
         if "generate" in self.tasks:
             self._answer_in_every_way()
         self._client.look(lambda: self._open.executor.collective_rpc("note_use"))

@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ...common.errors import ClosedError, RequestError
@@ -13,9 +13,10 @@ from ...compiler.torch_internals.torch_section import as_written, neutral
 from ...custom_ops._shared.ledger import Watcher, watched
 from ..protocol.engine_output import Timeline
 from .engine_core import EngineCore
-from .output_processor import OutputProcessor, Reader, Submission
-from .outputs import StreamDelta
-from .parallel_sampling import new_deltas
+from .first_step import FirstStep
+from .output_processor import Answer, OutputProcessor, Reader, Submission
+from .outputs import RequestOutput, StreamDelta
+from .parallel_sampling import ParentRequest, new_deltas
 
 T = TypeVar("T")
 ASLEEP_SECONDS = 0.05  # between two looks at deadlines while the core sleeps
@@ -51,9 +52,13 @@ class Client:
     drop(), RequestError from inside of another call, as from a logits processor.
     """
 
-    def __init__(self, core: EngineCore, on_build: Watcher) -> None:
-        """on_build: called with the name of what is built in the middle of a request; it may raise."""
+    def __init__(self, core: EngineCore, on_build: Watcher, first_step: FirstStep | None = None) -> None:
+        """on_build: called with the name of what is built in the middle of a request; it may raise.
+
+        first_step: what is launched before all of a call is made; None where a step is waited for.
+        """
         self._core: EngineCore | None = core  # None once all of it is given back
+        self._first_step = first_step
         self._is_closed = False
         self._processor = OutputProcessor()
         self._on_build = on_build
@@ -72,10 +77,23 @@ class Client:
         try:
             self.submit(ticket, submissions)
             for _, answer in submissions:
-                while not answer.published.is_over:
-                    self.step()
-                if answer.error is not None:
-                    raise answer.error
+                self._finish(answer)
+        finally:
+            self.drop(ticket)
+
+    def outputs_of(self, asked: Iterable[ParentRequest]) -> list[RequestOutput]:
+        """Sees requests to their ends as run() does; returns their outputs, in order.
+
+        Where the device has nothing to do, those that fill a step are begun with before the others are made.
+        What making one raises ends all. An output is made while the device computes the next ones.
+        """
+        ticket, requests = Ticket(), iter(asked)
+        try:
+            first = self._begin(ticket, requests)
+            others = [*requests]
+            if others:
+                self.submit(ticket, _submissions_of(others))
+            return [self._output_of(each) for each in (*first, *others)]
         finally:
             self.drop(ticket)
 
@@ -182,9 +200,36 @@ class Client:
             raise runtime_closed()
         return self._core
 
+    def _begin(self, ticket: Ticket, requests: Iterator[ParentRequest]) -> list[ParentRequest]:
+        """Takes and launches what fills a step, unless somebody else has the core; returns what it took."""
+        if self._first_step is None or self._inside.locked():
+            return []
+        first = self._first_step.take(requests)
+        self.enter(lambda core: self._submit_and_launch(core, ticket, _submissions_of(first)))
+        return first
+
+    def _submit_and_launch(self, core: EngineCore, ticket: Ticket, submissions: Sequence[Submission]) -> None:
+        is_free = not (core.has_work or core.is_asleep)
+        self._submit(core, ticket, submissions)
+        if is_free:
+            self._step(core)
+
+    def _output_of(self, asked: ParentRequest) -> RequestOutput:
+        for answer in asked.answers:
+            self._finish(answer)
+        return asked.output()
+
+    def _finish(self, answer: Answer) -> None:
+        """Steps until an answer is over; raises its error if it has one."""
+        while not answer.published.is_over:
+            self.step()
+        if answer.error is not None:
+            raise answer.error
+
     def _submit(self, core: EngineCore, ticket: Ticket, submissions: Sequence[Submission]) -> None:
-        reference = weakref.ref(ticket, self._dropped.append)
-        self._asked[reference] = tuple(request.request_id for request, _ in submissions)
+        reference = ticket.reference or weakref.ref(ticket, self._dropped.append)
+        request_ids = (request.request_id for request, _ in submissions)
+        self._asked[reference] = (*self._asked.get(reference, ()), *request_ids)
         ticket.reference = reference
         for request, answer in submissions:
             self._processor.add(answer)
@@ -231,7 +276,7 @@ class Client:
         if core is not None:  # also where an interrupt cut a first call short
             core.close()
             self._deliver(core)
-            self._core = None
+            self._core = self._first_step = None
 
     def _deliver(self, core: EngineCore) -> None:
         """Processes the core's outputs, and ends what needs no more of it, until it has no news.
@@ -255,3 +300,7 @@ class Client:
                 self._processor.forget(request_id)
             self._asked.pop(reference, None)
             self._dropped.popleft()
+
+
+def _submissions_of(asked: Iterable[ParentRequest]) -> list[Submission]:
+    return [submission for each in asked for submission in each.submissions]

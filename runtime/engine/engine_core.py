@@ -42,7 +42,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.outputs: deque[EngineOutput] = deque()
         self._executor = executor
-        self._depth = depth
+        self.depth = depth
         self._is_whole = True  # the books: not while something happens to them
         self._at_model: SchedulerOutput | None = None  # the step that is being launched or read
         self._pending: deque[tuple[SchedulerOutput, StepHandle]] = deque()
@@ -321,7 +321,7 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
-        depth = 1 if self._suspects or needs_tokens else self._depth
+        depth = 1 if self._suspects or needs_tokens else self.depth
         if self._pending and (plan is None or len(self._pending) >= depth):
             self._take_in_oldest()
         if not self.scheduler.has_work:

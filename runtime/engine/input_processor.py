@@ -82,8 +82,10 @@ class InputProcessor:
         """Returns a request id that no other request has."""
         return str(next(self._numbers))
 
-    def prepare_each(self, prompts: Prompts, params: Params, options: RequestOptions) -> list[ParentRequest]:
-        """Returns what is to be written to each prompt, one or many, in order."""
+    def prepare_each(
+        self, prompts: Prompts, params: Params, options: RequestOptions
+    ) -> Iterator[ParentRequest]:
+        """Returns what is to be written to each prompt, one or many, in order; made when it is asked for."""
         listed = as_list(prompts)
         own = one_each(params, len(listed))
         return each(listed, lambda index, prompt: self._prepare(prompt, own[index], options))
@@ -116,7 +118,7 @@ class InputProcessor:
     def prepare_searches(self, prompts: Prompts, params: BeamSearchParams | None) -> list[Searched]:
         """Returns a beam search for each prompt."""
         given = _beam_params(params)
-        return each(as_list(prompts), lambda _, prompt: self._search(prompt, given))
+        return [*each(as_list(prompts), lambda _, prompt: self._search(prompt, given))]
 
     def prepare_search(
         self, prompt: Prompt, params: BeamSearchParams | None, asked_id: str | None

@@ -1,6 +1,6 @@
 """Texts of which a vector, classes or a score is wanted, as requests of the core."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,15 +107,15 @@ class PoolingProcessor:
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
-    ) -> list[ParentRequest]:
-        """Returns a request for the vector of each text."""
+    ) -> Iterator[ParentRequest]:
+        """Returns a request for the vector of each text, made when it is asked for."""
         spec, params = self.spec_for("embed"), self.vector_params(dimensions, normalize)
         return self._prepared(self.texts(spec, _listed("texts", texts), given), params, options)
 
     def classify(
         self, texts: Prompts, given: TextOptions, options: RequestOptions, *, activation: bool = True
-    ) -> list[ParentRequest]:
-        """Returns a request for the classes of each text."""
+    ) -> Iterator[ParentRequest]:
+        """Returns a request for the classes of each text, made when it is asked for."""
         spec = self.spec_for("classify")
         planned = self.texts(spec, _listed("texts", texts), given)
         return self._prepared(planned, self.own_params(spec, activation), options)
@@ -128,8 +128,8 @@ class PoolingProcessor:
         options: RequestOptions,
         *,
         activation: bool = True,
-    ) -> tuple[list[ParentRequest], Parts]:
-        """Returns requests, and of which of them the score of each pair is made."""
+    ) -> tuple[Iterator[ParentRequest], Parts]:
+        """Returns requests, made when they are asked for, and of which of them each pair's score is made."""
         spec = self.spec_for("score")
         queries, listed = _listed("query", query), _listed("documents", documents)
         planned, parts = self.pairs(spec, queries, listed, given)
@@ -256,8 +256,8 @@ class PoolingProcessor:
 
     def _prepared(
         self, planned: Sequence[Planned], params: PoolingParams, options: RequestOptions
-    ) -> list[ParentRequest]:
-        return [self.request(each.located_ids(), params, options) for each in planned]
+    ) -> Iterator[ParentRequest]:
+        return (self.request(each.located_ids(), params, options) for each in planned)
 
     def request(
         self, token_ids: tuple[int, ...], params: PoolingParams, options: RequestOptions

@@ -102,6 +102,10 @@ class PrefixCache:
         hashed: bytes = xxhash.xxh3_128_digest(contents, self._seed)
         return hashed
 
+    def has_first(self, salt: str, token_ids: bytes) -> bool:
+        """Whether a first block of these tokens is committed, by its hash; any thread may ask."""
+        return self.digest(salt.encode() + token_ids) in self._by_digest
+
     def match(self, chain: Chain, num_blocks: int) -> list[CachedBlock]:
         """The blocks that hold the beginning of a chain, that many at most."""
         hits: list[CachedBlock] = []

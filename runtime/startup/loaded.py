@@ -8,6 +8,7 @@ from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import Compiled
 from ...models.checkpoints.loaded_weights import LoadedWeights
 from ..engine.engine_core import EngineCore
+from ..engine.first_step import FirstStep
 from ..executor.executor import Executor
 from ..kv_cache.manager import KVCacheManager
 from ..structured_output.compiler import GrammarCompiler
@@ -62,6 +63,22 @@ class LoadedRuntime:
     decision_log: TextIO | None  # to be closed
     late_builds: LateBuilds  # in this process
     watch: Stopwatch  # seconds of the start
+
+    @property
+    def first_step(self) -> FirstStep | None:
+        """What of a call is launched before the rest of it is made.
+
+        None where a step is waited for, and in a pipeline: its batches share out all requests that there are.
+        """
+        resolved = self.resolved
+        if self.core.depth == 1 or resolved.stages:
+            return None
+        return FirstStep(
+            num_tokens=resolved.max_num_batched_tokens,
+            num_rows=resolved.max_num_seqs,
+            chunk=resolved.prefill_chunk or resolved.max_num_batched_tokens,
+            kv_cache=self.kv_cache,
+        )
 
     @property
     def local(self) -> LoadedWorker:

@@ -311,7 +311,7 @@ def test_an_error_of_a_step_in_flight_ends_its_request_alone(open_runtime):
     runtime = open_runtime()
     right = tokens(runtime)
     core, fail = runtime._loaded.core, [True]
-    core._depth = 2
+    core.depth = 2
     streams = [runtime.stream(prompt, GREEDY) for prompt in PROMPTS]
     read = [[next(stream)] for stream in streams]
     handle = core._pending[-1][1] if core._pending else None

@@ -116,7 +116,7 @@ WAYS = {
 def test_a_core_in_another_thread_gives_the_answers_that_generate_gives(runtime, way):
     params = SamplingParams(**WAYS[way])
     right = runtime.generate(PROMPTS, params)
-    asked = runtime._input.prepare_each(PROMPTS, params, RequestOptions())
+    asked = [*runtime._input.prepare_each(PROMPTS, params, RequestOptions())]
     with calling(runtime) as caller:
         caller.run([submission for answers in asked for submission in answers.submissions])
     got = [answers.output() for answers in asked]
@@ -150,9 +150,8 @@ def test_a_deadline_and_an_error_travel(runtime, monkeypatch):
 
     def answer_of(**options):
         params = SamplingParams(max_tokens=60)
-        (submission,) = runtime._input.prepare_each([[7] * 9], params, RequestOptions(**options))[
-            0
-        ].submissions
+        (asked,) = runtime._input.prepare_each([[7] * 9], params, RequestOptions(**options))
+        (submission,) = asked.submissions
         caller.run([submission])
         return submission.answer
 
@@ -167,7 +166,8 @@ def test_a_deadline_and_an_error_travel(runtime, monkeypatch):
 
 def request_for(runtime, params):
     """The request of one prompt."""
-    return runtime._input.prepare_each([[5]], params, RequestOptions())[0].submissions[0].request
+    (asked,) = runtime._input.prepare_each([[5]], params, RequestOptions())
+    return asked.submissions[0].request
 
 
 def test_calls_by_the_id_of_no_request_change_nothing(runtime):
@@ -180,9 +180,7 @@ def test_calls_by_the_id_of_no_request_change_nothing(runtime):
 
 def test_an_id_that_is_live_is_refused_and_the_one_that_has_it_goes_on(runtime, is_idle):
     core = runtime._client._core
-    request = runtime._input.prepare_each([[5]], SamplingParams(max_tokens=3), RequestOptions())[
-        0
-    ].submissions[0][0]
+    request = request_for(runtime, SamplingParams(max_tokens=3))
     core.add(request)
     with pytest.raises(RequestError, match="is in use"):
         core.add(request)

@@ -129,8 +129,10 @@ def test_a_language_model_makes_vectors_beside_answers_in_the_same_steps(tiny_te
     with open_runtime(tiny_text_folder, pooling="mean", prefill_chunk=9) as runtime:
         assert runtime.tasks == ("generate", "embed", "score")
         alone = runtime.generate([[5, 6], [7, 8, 9]], SamplingParams(**params))
-        asked = runtime._pooling.embed(PROMPTS, *options(), normalize=False)
-        both = runtime._open_input.prepare_each([[5, 6], [7, 8, 9]], SamplingParams(**params), options()[1])
+        asked = [*runtime._pooling.embed(PROMPTS, *options(), normalize=False)]
+        both = [
+            *runtime._open_input.prepare_each([[5, 6], [7, 8, 9]], SamplingParams(**params), options()[1])
+        ]
         submissions = [each.submissions[0] for each in (both[0], *asked, both[1])]
         runtime._client.run(submissions)
         assert [each.output().outputs[0].token_ids for each in both] == [
