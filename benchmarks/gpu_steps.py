@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lamina import CompileConfig, Runtime
 from lamina.runtime.protocol.scheduler_output import no_requests
-from lamina.runtime.worker.graph_runner import Decode
+from lamina.runtime.worker.graph_runner import Decode, PlannedCaptures
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu_steps.json"
 BLOCK_SIZE, PROFILED = 64, 10
@@ -92,7 +92,7 @@ class DecodeStep:
         runner.drop_captures()
         graphs = runner._graphs
         graphs._to_capture.clear()
-        runner.plan_captures([Decode(self.batch)], [])
+        runner.plan_captures(PlannedCaptures([Decode(self.batch)]))
         assert runner.capture_next()
         self._replay = graphs._cuda_graphs._captures[Decode(self.batch)].replay
         self._fill(runner._input_batch)

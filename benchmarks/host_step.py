@@ -27,7 +27,7 @@ from lamina.runtime.sampling_params import SamplingParams
 from lamina.runtime.scheduler.config import SchedulerConfig
 from lamina.runtime.scheduler.scheduler import Scheduler
 from lamina.runtime.worker.attention import AttentionBackend, PagedAttention
-from lamina.runtime.worker.graph_runner import Decode
+from lamina.runtime.worker.graph_runner import Decode, PlannedCaptures
 from lamina.runtime.worker.input_batch import InputBatch
 from lamina.runtime.worker.model_runner import ModelRunner
 
@@ -186,7 +186,7 @@ def build(batch: int, block_size: int, tokens_each: int) -> tuple[EngineCore, Mo
         num_valid_ids=VOCAB,
         cuda_graphs=CudaGraphs(device),
     )
-    runner.plan_captures([Decode(batch)], [])
+    runner.plan_captures(PlannedCaptures([Decode(batch)]))
     runner.capture_next()
     kv_cache = KVCacheManager(BlockPool(batch * tokens_each // block_size), block_size, prefix_cache=True)
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8192, max_model_len=CONTEXT)

@@ -15,7 +15,9 @@ from .passes.pipeline import check_passes
 class CompileConfig:
     """Which passes run, and whether steps are captured as CUDA graphs.
 
-    cuda_graphs="on" captures steps everywhere: a CPU runs the captured code again on the same padded, static
+    cuda_graphs="auto" captures on a GPU a few sizes that serve all steps, padded, and others once the runtime
+    is ready: an engine that has nothing to do, and any size between two steps that came often without. "on"
+    captures all sizes before, and everywhere: a CPU runs the captured code again on the same padded, static
     tensors, a way to look for faults of padding and not to be fast. "lazy" is "on", but the runtime is ready
     before anything is captured: Runtime.idle() captures one size a call.
     """
@@ -24,8 +26,9 @@ class CompileConfig:
     """Names out of compiler.passes.pipeline, which run in its order, and passes of your own, which run before
     `lower`; None is all that Lamina has."""
     cuda_graphs: Literal["auto", "on", "off", "lazy"] = "auto"
-    """CUDA graph capture: by auto, of whole steps on a GPU, and of CPU call graphs on a CPU; by on, of whole
-    steps everywhere; by lazy, likewise, but one at a time by Runtime.idle(); by off, of nothing."""
+    """CUDA graph capture: by auto, of whole steps on a GPU, few sizes at the start and others as they are
+    wanted, and of CPU call graphs on a CPU; by on, of whole steps of all sizes at the start, everywhere; by
+    lazy, likewise, but one at a time by Runtime.idle(); by off, of nothing."""
     verify: bool = True
     """Whether each piece is compared, when it is compiled, with its graph run op by op, both against float64;
     an error that rounding does not explain is a CompileError that names the pass to leave out."""

@@ -284,7 +284,8 @@ class Runtime:
     def idle(self) -> bool:
         """Captures one more size; False where none is left, or a request is live.
 
-        Only with CompileConfig(cuda_graphs="lazy"), which serves at once and leaves capturing to the caller.
+        With CompileConfig(cuda_graphs="lazy") all capturing is left to the caller; by "auto" on one GPU those
+        sizes are that no start captures, which otherwise are between steps, as they are wanted.
         """
         return self._client.idle()
 

@@ -1,4 +1,4 @@
-"""Which sizes of steps are captured as CUDA graphs when a runtime starts, and their capture."""
+"""Which sizes of steps are captured as CUDA graphs, and which of them when a runtime starts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from ...common.progress import Progress
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ..config import RuntimeConfig
 from ..speculation.config import draft_lengths
-from ..worker.graph_runner import Decode
+from ..worker.graph_runner import Decode, PlannedCaptures
 from ..worker.model_runner import ModelRunner
 from .resolved import ResolvedRuntime
 
@@ -15,6 +15,7 @@ DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 # Beyond 256 as far apart as the rows of a GEMM's tiles, which are computed anyway. Of up to about 2,048
 # tokens a host takes longer to launch the kernels than a GPU to run them.
 MIXED_SIZES = (16, 32, 64, 128, 256, *range(384, 2049, 128))
+FIRST_SIZES = (1, *(2**power for power in range(3, 12)))  # captured at a start, into which all others fit
 FEWEST_GREEDY = 8  # samples of steps that are captured without gathering logits; fewer are gathered as soon
 
 
@@ -27,11 +28,12 @@ def new_cuda_graphs(resolved: ResolvedRuntime) -> CudaGraphs | None:
 
 
 def capture(runner: ModelRunner, resolved: ResolvedRuntime, progress: Progress) -> None:
-    """Plan all sizes, and capture them now unless that is left to idle moments."""
+    """Plan all sizes, and capture those now that are not left to moments with little to do."""
     sizes, mixed = graph_sizes(resolved)
     decodes = decode_captures(resolved, sizes) if resolved.generates else ()
-    number = runner.plan_captures(decodes, mixed)
-    for count in range(0 if is_lazy(resolved.config) else number):
+    first, between_steps = first_sizes(resolved, sizes, mixed), captures_between_steps(resolved)
+    number = runner.plan_captures(PlannedCaptures(decodes, mixed, first, between_steps))
+    for count in range(number):
         runner.capture_next()
         progress("cuda_graphs", (count + 1) / number, "")
 
@@ -42,6 +44,28 @@ def graph_sizes(resolved: ResolvedRuntime) -> tuple[tuple[int, ...], tuple[int, 
     decode = {size for size in DECODE_SIZES if size < most_seqs} | {min(most_seqs, DECODE_SIZES[-1])}
     mixed = tuple(size for size in MIXED_SIZES if size <= resolved.max_num_batched_tokens)
     return tuple(sorted(decode)), mixed
+
+
+def first_sizes(
+    resolved: ResolvedRuntime, decode_sizes: Sequence[int], mixed_sizes: Sequence[int]
+) -> frozenset[int] | None:
+    """The sizes that are captured before the runtime is ready; None: all of them."""
+    if is_lazy(resolved.config):
+        return frozenset()
+    if not captures_between_steps(resolved):
+        return None
+    return frozenset({*FIRST_SIZES, *decode_sizes[-1:], *mixed_sizes[-1:]})
+
+
+def captures_between_steps(resolved: ResolvedRuntime) -> bool:
+    """Whether sizes may be captured while requests are live.
+
+    Ranks would have to agree where one of them cannot, and drafters keep more on the device between two steps
+    than is kept there meanwhile.
+    """
+    config = resolved.config.compile_config
+    is_auto = config is not None and config.cuda_graphs == "auto"
+    return is_auto and resolved.world_size == 1 and not resolved.max_drafts
 
 
 def decode_captures(resolved: ResolvedRuntime, sizes: Sequence[int]) -> tuple[Decode, ...]:

@@ -17,7 +17,7 @@ from ...models.adapters.slots import TOKEN_SLOTS, SlotLayout
 from ...models.quantization.model_schemes import ModelSchemes
 from ..protocol.scheduler_output import NO_ADAPTER, AdapterLoad, SchedulerOutput
 from .graph_runner import Forward
-from .input_batch import send_to
+from .staging import send_to
 
 logger = get_logger("runtime")
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..protocol.scheduler_output import ON_HOST, SchedulerOutput
-from .input_batch import BatchView, fill, send_to
+from .input_batch import BatchView
+from .staging import fill, send_to
 
 # Of each row.
 FIELDS = ("sources", "computed", "capacities", "limits", "first_samples", "num_drafts", "num_samples")

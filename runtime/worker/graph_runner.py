@@ -1,13 +1,15 @@
 """Captures of steps: which sizes there are, which of them serves a step, and its replay."""
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from ...common.errors import shown
+from ...common.logging import get_logger
 from ...compiler.execution.cpu_call_graph import CpuCallGraphs
 from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import BoundPlan
@@ -16,6 +18,10 @@ from .attention import PagedAttention
 from .input_batch import BatchView, InputBatch, fits_captured
 from .sampler import rows_read
 
+logger = get_logger("runtime")
+# Steps that a size larger than theirs serves until theirs is captured: a capture takes about as long as a few
+# decode steps, and padding costs up to half a step.
+STEPS_BEFORE_CAPTURE = 8
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 
 
@@ -41,6 +47,15 @@ class Mixed:
     adapts: bool = False
 
 
+class PlannedCaptures(NamedTuple):
+    """Which sizes are captured, and when."""
+
+    decodes: Sequence[Decode] = ()
+    mixed_sizes: Sequence[int] = ()  # in tokens; only of a model that was compiled
+    first: Container[int] | None = None  # the numbers of both that are captured before others; None: all
+    between_steps: bool = False  # whether any is captured as soon as enough steps came without
+
+
 class Computed(NamedTuple):
     """What a whole step computed, sampling included."""
 
@@ -55,8 +70,9 @@ Prepare = Callable[[BatchView], None]
 class GraphRunner:
     """The model's forward by CUDA graphs and CPU call graphs, where a step has a size that was captured.
 
-    Sizes are planned, then captured one by one, and serve steps from then on. Everything that is captured
-    reads and writes the input batch.
+    Sizes are planned, then captured one by one, and serve steps from then on: some at the start, others while
+    nothing else is to be done, or between two steps. Everything that is captured reads and writes the input
+    batch.
     """
 
     def __init__(
@@ -79,20 +95,26 @@ class GraphRunner:
         self._decodes: tuple[Decode, ...] = ()  # the smallest first
         self._mixed_sizes: tuple[int, ...] = ()
         self._to_capture: deque[Decode | Mixed] = deque()
+        self._planned = PlannedCaptures()  # the smallest first
+        self._wanted: Counter[Decode | Mixed] = Counter()  # how often, of sizes that are not captured
 
     @property
     def num_cpu_replays(self) -> int:
         """Steps so far that a CPU call graph served."""
         return self._cpu_call_graphs.num_replays if self._cpu_call_graphs else 0
 
-    def plan_captures(self, decodes: Iterable[Decode], mixed_sizes: Sequence[int]) -> int:
-        """Note sizes to be captured, and return how many are; the largest first: smaller ones fit into it.
+    def plan_captures(self, planned: PlannedCaptures) -> int:
+        """Note sizes to be captured, and return how many of them first.
 
-        mixed_sizes in tokens; only of a model that was compiled.
+        The largest come before smaller ones, which fit into them.
         """
-        mixed = mixed_sizes if isinstance(self._forward, BoundPlan) else ()
-        self._to_capture = self._largest_first(decodes, mixed)
-        return len(self._to_capture)
+        own = (dataclasses.replace(key, adapts=self._adapts) for key in planned.decodes)
+        mixed = planned.mixed_sizes if isinstance(self._forward, BoundPlan) else ()
+        self._planned = planned._replace(
+            decodes=tuple(sorted(own, key=_smallest_first)), mixed_sizes=tuple(sorted(mixed))
+        )
+        self._to_capture = self._in_order()
+        return sum(map(self._is_first, self._to_capture))
 
     def capture_next(self, run_step: RunStep, prepare: Prepare = lambda batch: None) -> bool:
         """Capture one size, which serves steps from then on; False where none is left.
@@ -112,11 +134,34 @@ class GraphRunner:
         self._to_capture.popleft()
         return True
 
+    def capture_if_due(
+        self, plan: SchedulerOutput, run_step: RunStep, prepare: Prepare, *, is_greedy: bool = False
+    ) -> None:
+        """Capture the size of a step that is to be launched, where such steps came often enough without.
+
+        The step before may be in flight: what it leaves on the device for this one stays. A size that cannot
+        be captured is given up, with a warning.
+        """
+        planned = self._planned
+        if not (self._to_capture and planned.between_steps):
+            return
+        key = self._smallest_for(plan, planned.decodes, planned.mixed_sizes, is_greedy=is_greedy)
+        if key is None or key not in self._to_capture:
+            return
+        self._wanted[key] += 1
+        if self._wanted[key] < STEPS_BEFORE_CAPTURE:
+            return
+        self._to_capture = deque([key, *(each for each in self._to_capture if each != key)])
+        try:
+            with self._input_batch.samples_kept():
+                self.capture_next(run_step, prepare)
+        except Exception as error:
+            self._to_capture.remove(key)
+            logger.warning("%s could not be captured, and is served as before: %s", key, shown(error))
+
     def drop(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
-        mixed = {*self._mixed_sizes, *(key.size for key in self._to_capture if isinstance(key, Mixed))}
-        decode = {*self._decodes, *(key for key in self._to_capture if isinstance(key, Decode))}
-        self._to_capture = self._largest_first(decode, mixed)
+        self._to_capture = self._in_order()
         self._decodes = self._mixed_sizes = ()  # before the graphs go: an interrupt may come between
         if self._cuda_graphs is not None:
             self._cuda_graphs.close()
@@ -128,13 +173,19 @@ class GraphRunner:
 
         is_greedy: one of those may be it, and is of two of the same size.
         """
-        if self._decodes and (query_len := plan.query_len) and fits_captured(plan.banned):
+        return self._smallest_for(plan, self._decodes, self._mixed_sizes, is_greedy=is_greedy)
+
+    def _smallest_for(
+        self, plan: SchedulerOutput, decodes: Iterable[Decode], mixed_sizes: Sequence[int], *, is_greedy: bool
+    ) -> Decode | Mixed | None:
+        """The smallest of these that holds a step; all of them are in order."""
+        if decodes and (query_len := plan.query_len) and fits_captured(plan.banned):
             wanted = query_len, 0 if plan.drafts is None else plan.drafts.num_next
-            for key in self._decodes:
+            for key in decodes:
                 fits = (key.query_len, key.num_next) == wanted and key.size >= plan.num_rows
                 if fits and is_greedy >= key.is_greedy:
                     return key
-        size = _smallest(self._mixed_sizes, plan.num_tokens)
+        size = _smallest(mixed_sizes, plan.num_tokens)
         return None if size is None else Mixed(size, self._adapts)
 
     def num_padded(self, plan: SchedulerOutput) -> int:
@@ -193,11 +244,15 @@ class GraphRunner:
         reads = *inputs, *_attention_reads(batch)
         return self._cpu_call_graphs.forward(*inputs, self._attention, reads, query_len=query_len)
 
-    def _largest_first(self, decodes: Iterable[Decode], mixed_sizes: Iterable[int]) -> deque[Decode | Mixed]:
-        """The order in which sizes are captured."""
-        own = [dataclasses.replace(key, adapts=self._adapts) for key in decodes]
-        mixed = [Mixed(size, self._adapts) for size in sorted(mixed_sizes, reverse=True)]
-        return deque([*mixed, *sorted(own, key=_num_tokens, reverse=True)])
+    def _in_order(self) -> deque[Decode | Mixed]:
+        """What is planned, in the order in which it is captured."""
+        mixed = [Mixed(size, self._adapts) for size in reversed(self._planned.mixed_sizes)]
+        decodes = sorted(self._planned.decodes, key=_num_tokens, reverse=True)
+        largest_first: list[Decode | Mixed] = [*mixed, *decodes]
+        return deque(sorted(largest_first, key=self._is_first, reverse=True))
+
+    def _is_first(self, key: Decode | Mixed) -> bool:
+        return self._planned.first is None or key.size in self._planned.first
 
     def _capture(self, graphs: CudaGraphs, key: Decode | Mixed, run_step: RunStep, prepare: Prepare) -> None:
         """Run once, so that modules and workspaces are loaded, then capture."""

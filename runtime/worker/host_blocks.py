@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ...custom_ops._shared.fp8 import as_bytes
 from ..protocol.scheduler_output import Copies
-from .input_batch import send
 from .slabs import slots_of_slab, taken_bytes
+from .staging import send
 
 STAGED_BYTES = 32 << 20  # on the device, of blocks that are copied together
 

@@ -1,5 +1,7 @@
 """The input batch: the fixed tensors a step is written into, and the only code that writes them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from ..protocol.scheduler_output import (
     WantedLogprobs,
 )
 from .logprobs import LogprobRows
+from .staging import fill, send, staging
 
 NO_ID = -1  # in place of a banned id
 MAX_BANNED = 32  # ids a row that have room here; a step with more has a tensor of its own, and no CUDA graph
@@ -157,6 +160,17 @@ class InputBatch:
     def sampled(self, num: int) -> Tensor:
         """The samples [num] int32 of the last step that was launched, on the device."""
         return self._memory[:num]
+
+    @contextmanager
+    def samples_kept(self) -> Iterator[None]:
+        """What the last step left on the device for the next one is there again behind other steps."""
+        places, left = self._places, self._memory[: self._first_packed]
+        kept = left.clone()
+        try:
+            yield
+        finally:
+            left.copy_(kept)
+            self._places = places
 
     def take_token_ids(self, view: BatchView) -> None:
         """Gather a step's token ids on the device, from the host's and the samples of the step before."""
@@ -362,37 +376,6 @@ def _sampled(plan: SchedulerOutput, ends: Ints, seq_lens: Ints) -> tuple[Ints, I
 def fits_captured(banned: Banned) -> bool:
     """Whether banned ids have room where a captured step reads them."""
     return all(len(ids) <= MAX_BANNED for _, ids in banned)
-
-
-def fill(array: NDArray[Any], field: slice, values: NDArray[Any], *, padding: int) -> None:
-    """Values at the beginning of a field, padding in the rest of it."""
-    end = field.start + len(values)
-    array[field.start : end] = values
-    array[end : field.stop] = padding
-
-
-def send(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device."""
-    return staged(values, device).to(device, non_blocking=True)
-
-
-def staged(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the host, to be sent to a device without waiting for it; on the CPU it is there already."""
-    memory = staging(values.size, device, torch.from_numpy(values[:0]).dtype).view(values.shape)
-    memory.numpy()[...] = values
-    return memory
-
-
-def send_to(memory: Tensor, values: NDArray[np.int32]) -> None:
-    """Write values at the beginning of memory on a device, which is in use until then."""
-    memory[: len(values)].copy_(staged(values, memory.device), non_blocking=True)
-
-
-def staging(size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Memory to send from: torch gives pinned memory out again only when the copies from it are done."""
-    if device.type != "cuda":
-        return torch.empty(size, dtype=dtype)
-    return torch.empty(size, dtype=dtype, pin_memory=True)
 
 
 def _aligned(size: int) -> int:

@@ -25,9 +25,10 @@ from .grammar_masks import (
     NewestTokens,
     no_newest_tokens,
 )
-from .input_batch import NO_ID, BatchView, send, staging
+from .input_batch import NO_ID, BatchView
 from .logits_processors import apply_processors
 from .sampler import SamplingRows, sample
+from .staging import send, staging
 
 FIRST_SLOTS, FIRST_TOKENS = 8, 1024  # room that a history begins with; it doubles as needed
 WIDTH_UNIT = 8  # ids that adjusted rows are a multiple of, so that kernels can load vectors

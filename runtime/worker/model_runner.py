@@ -1,7 +1,7 @@
 """Runs one scheduled step on the device: the forward, the logits of the last rows, the sampler."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from .device_memory import DeviceMemory
 from .draft_batch import DraftRows
 from .drafter import Drafter
 from .grammar_masks import Failure, GrammarMasks, NewMatcher
-from .graph_runner import Computed, Decode, Forward, GraphRunner
+from .graph_runner import Computed, Decode, Forward, GraphRunner, PlannedCaptures
 from .host_blocks import HostBlocks
 from .input_batch import BatchView, InputBatch
 from .launched_step import LaunchedStep
@@ -87,9 +87,10 @@ class ModelRunner:
         )
         new = partial(GraphRunner, attention=attention, input_batch=input_batch, cuda_graphs=cuda_graphs)
         self._graphs = new(forward, cpu_call_graphs=cpu_call_graphs)
-        self._adapters = None if adapted is None else adapted.adapters
-        calls = None if adapted is None else adapted.cpu_call_graphs
-        self._adapted_graphs = adapted and new(adapted.forward, cpu_call_graphs=calls, adapts=True)
+        self._adapters = adapted and adapted.adapters
+        self._adapted_graphs = adapted and new(
+            adapted.forward, cpu_call_graphs=adapted.cpu_call_graphs, adapts=True
+        )
         self.host_blocks = host_blocks
         self.on_logits: OnLogits | None = None  # sees what a step samples from: on all ranks, or on none
         self._num_without_cuda_graph = 0
@@ -185,10 +186,9 @@ class ModelRunner:
         graphs = self._graphs_of(plan.adapters is not None)
         return nullcontext() if self._link is None else self._link.step(graphs.num_padded(plan))
 
-    def plan_captures(self, decodes: Iterable[Decode], mixed_sizes: Sequence[int]) -> int:
-        """Note which sizes are to be captured, the mixed ones in tokens; returns how many are."""
-        decodes = tuple(decodes)
-        return sum(graphs.plan_captures(decodes, mixed_sizes) for graphs in self._all_graphs())
+    def plan_captures(self, planned: PlannedCaptures) -> int:
+        """Note which sizes are to be captured; returns how many of them first."""
+        return sum(graphs.plan_captures(planned) for graphs in self._all_graphs())
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -239,8 +239,8 @@ class ModelRunner:
         """Run the largest step there can be on padding, to see what memory it takes beside the cache."""
         most = min(self._input_batch.max_num_samples, max(num_tokens, num_seqs))
         num_samples = num_seqs if self._speculator is None else most
-        padding = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_samples)
-        batch = dataclasses.replace(padding, max_query_len=num_tokens)  # loads prefill's kernels too
+        batch = self._input_batch.write(no_requests(), num_tokens, num_seqs, num_samples)
+        batch = dataclasses.replace(batch, max_query_len=num_tokens)  # loads prefill's kernels too
         self._pad(batch)
         with torch.inference_mode():
             for adapts in range(len(self._all_graphs())):
@@ -304,7 +304,9 @@ class ModelRunner:
     def _computed(self, plan: SchedulerOutput) -> tuple[BatchView, Computed]:
         """The step in the input batch, and what it computed."""
         graphs = self._graphs_of(plan.adapters is not None)
-        key = graphs.size_for(plan, is_greedy=self._chooses_by_parts(plan.is_greedy))
+        is_greedy = self._chooses_by_parts(plan.is_greedy)
+        graphs.capture_if_due(plan, self._run_padding, self._pad, is_greedy=is_greedy)
+        key = graphs.size_for(plan, is_greedy=is_greedy)
         if isinstance(key, Decode):
             batch = self._write(plan, key.size * key.query_len, key.size, key.size * key.query_len)
             return batch, graphs.replay_decode(key, batch)
@@ -330,17 +332,13 @@ class ModelRunner:
             self._speculator.write(no_requests(), batch)
 
     def _run_padding(self, batch: BatchView, key: Decode) -> Computed:
-        """A step of padding, to be captured."""
+        """A step of padding without a CUDA graph, or while it is captured."""
         batch = dataclasses.replace(batch, is_greedy=key.is_greedy)
         if self._speculator is not None:
             drafts, num_next = key.query_len - 1, key.num_next
             self._draft_rows = self._speculator.view(batch, most_drafts=drafts, num_next=num_next)
-        return self._run(batch, self._graphs_of(key.adapts))
-
-    def _run(self, batch: BatchView, graphs: GraphRunner) -> Computed:
-        """A step of padding without a CUDA graph, or while it is captured."""
         self._begin(batch)
-        return self._sample(batch, graphs.forward(batch), ())
+        return self._sample(batch, self._graphs_of(key.adapts).forward(batch), ())
 
     def _begin(self, batch: BatchView) -> None:
         if self._speculator is not None and self._draft_rows is not None:

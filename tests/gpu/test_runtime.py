@@ -85,6 +85,21 @@ def test_captured_and_not_captured_steps_give_the_same_tokens(
         assert plain.stats()["cuda_graphs"]["replays"] == 0
 
 
+def test_sizes_are_captured_between_steps_and_give_the_same_tokens(
+    open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]]
+) -> None:
+    with open_runtime() as growing, open_runtime(cuda_graphs="on") as whole:
+        first, every = (runtime.stats()["cuda_graphs"]["sizes"] for runtime in (growing, whole))
+        assert set(first) < set(every)
+        for count in (2, 3, 4, 11, 7):
+            for params in (GREEDY, SEEDED):
+                asked = PROMPTS[:count]
+                assert _tokens(growing, asked, params) == _tokens(whole, asked, params)
+        found = growing.stats()["cuda_graphs"]["sizes"]
+        assert set(first) < set(found) <= set(every)
+        assert _tokens(growing, PROMPTS, GREEDY) == alone
+
+
 def test_eager_and_compiled_give_the_same_tokens(
     open_runtime: Callable[..., Runtime], alone: list[tuple[int, ...]]
 ) -> None:

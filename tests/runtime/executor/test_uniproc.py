@@ -17,7 +17,7 @@ from lamina.runtime.protocol.interrupts import InterruptAtRequestError
 from lamina.runtime.protocol.plain_data import PlainData
 from lamina.runtime.protocol.runner_output import RunnerOutput, failed_step
 from lamina.runtime.protocol.worker_messages import ExecuteStep, StepDone
-from lamina.runtime.worker.graph_runner import Decode
+from lamina.runtime.worker.graph_runner import Decode, PlannedCaptures
 from lamina.runtime.worker.launched_step import LaunchedStep
 
 from ..paged_model import VOCAB
@@ -235,7 +235,7 @@ def test_a_request_that_was_removed_leaves_nothing_and_may_be_removed_again(proc
 
 def test_captures_are_made_one_by_one_and_dropped_together(make_runner):
     executor = UniprocExecutor(make_runner(cuda_graphs=CudaGraphs(torch.device("cpu"))))
-    executor.model_runner.plan_captures([Decode(1), Decode(4)], [])
+    executor.model_runner.plan_captures(PlannedCaptures([Decode(1), Decode(4)]))
     assert [executor.capture_next() for _ in range(3)] == [True, True, False]
     executor.drop_captures()
     assert [executor.capture_next() for _ in range(3)] == [True, True, False]
@@ -243,7 +243,7 @@ def test_captures_are_made_one_by_one_and_dropped_together(make_runner):
 
 def test_a_method_of_the_worker_is_called_by_its_name(make_runner):
     executor = UniprocExecutor(make_runner())
-    assert executor.collective_rpc("plan_captures", [], []) == [0]
+    assert executor.collective_rpc("plan_captures", PlannedCaptures()) == [0]
     assert executor.collective_rpc("profile", 4, 2) == [None]
     for method in ("_launch", "no_such", "host_blocks", "__class__"):
         with pytest.raises(UnsupportedError, match=f"method is '{method}'; wanted"):

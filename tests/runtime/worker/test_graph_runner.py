@@ -1,4 +1,4 @@
-"""Captured steps: padding that may hold anything, sizes at every bound, capture while idle, snapshots."""
+"""Captured steps: padding that may hold anything, sizes at every bound, when each is captured, snapshots."""
 
 import contextlib
 
@@ -7,7 +7,8 @@ import torch
 
 from lamina import CompileConfig, Runtime, SamplingParams
 from lamina.compiler.execution.cuda_graphs import CudaGraphs
-from lamina.runtime.worker.graph_runner import Decode, GraphRunner
+from lamina.runtime.startup import captures, engine_builder
+from lamina.runtime.worker.graph_runner import STEPS_BEFORE_CAPTURE, Decode, GraphRunner, PlannedCaptures
 from lamina.runtime.worker.input_batch import MAX_BANNED, InputBatch
 
 from .. import every_line
@@ -97,6 +98,49 @@ def test_a_lazy_runtime_serves_at_once_and_captures_only_when_idle(open_captured
     assert stats["replays"] > 0
 
 
+@pytest.fixture
+def open_growing(open_captured, monkeypatch):
+    """As a GPU has it: few sizes at the start, others between steps, of which two are in flight."""
+    monkeypatch.setattr(captures, "captures_between_steps", lambda resolved: True)
+    monkeypatch.setattr(engine_builder, "DEPTHS", {"cpu": 2})
+    return lambda: open_captured("on", max_num_seqs=32, max_num_batched_tokens=64)
+
+
+def decode_sizes(runtime):
+    return {size for kind, size in runtime.stats()["cuda_graphs"]["sizes"] if kind == "decode"}
+
+
+def test_a_size_that_steps_want_is_captured_between_two_of_them(open_growing, open_captured, caplog):
+    runtime, plain = open_growing(), open_captured("off")
+    assert decode_sizes(runtime) == {1, 8, 16, 32}
+    for count, sizes in ((3, {4}), (2, {2, 4}), (20, {2, 4, 24})):
+        drawn = {"temperature": 1.0, "seed": 7, "max_tokens": 2 * STEPS_BEFORE_CAPTURE, "ignore_eos": True}
+        for params in (SamplingParams(**drawn), SamplingParams(**drawn | {"temperature": 0})):
+            asked = prompts(count)
+            assert tokens(runtime.generate(asked, params)) == tokens(plain.generate(asked, params))
+        assert decode_sizes(runtime) == {1, 8, 16, 32} | sizes
+    assert "failed" not in caplog.text
+    while runtime.idle():
+        pass
+    assert decode_sizes(runtime) == {1, 2, 4, 8, 16, 24, 32}
+
+
+def test_a_size_that_cannot_be_captured_is_given_up_and_serves_on(
+    open_growing, uncaptured, monkeypatch, caplog
+):
+    runtime, tried = open_growing(), []
+
+    def fail(graphs, key, *arguments):
+        tried.append(key)
+        raise torch.cuda.OutOfMemoryError("no room for it")
+
+    monkeypatch.setattr(CudaGraphs, "capture", fail)
+    for _ in range(4):
+        assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
+    assert tried == [Decode(4)]
+    assert caplog.text.count("Decode(size=4") == caplog.text.count("no room for it") == 1
+
+
 def test_suspending_drops_every_capture_and_resuming_makes_them_again(open_captured, uncaptured):
     runtime = open_captured("on", max_num_seqs=4)
     sizes = runtime.stats()["cuda_graphs"]["sizes"]
@@ -133,10 +177,54 @@ def graph_runner(make_server):
         cuda_graphs=graphs,
         cpu_call_graphs=None,
     )
-    assert runner.plan_captures([Decode(2), Decode(4), Decode(1)], [16]) == 3, (
+    assert runner.plan_captures(PlannedCaptures([Decode(2), Decode(4), Decode(1)], [16])) == 3, (
         "pieces are captured of compiled models alone"
     )
     return runner
+
+
+@pytest.fixture
+def growing_runner(graph_runner):
+    """The same, of which the size 4 alone is captured, and others as steps come."""
+    planned = PlannedCaptures([Decode(1), Decode(2), Decode(4)], first={4}, between_steps=True)
+    assert graph_runner.plan_captures(planned) == 1
+    graph_runner.capture_next(lambda *step: None)
+    return graph_runner
+
+
+def plan_of(make_server, num_requests):
+    server = make_server(blocks=40, seqs=5)
+    for number in range(num_requests):
+        server.add(f"r{number}", 1)
+    return server.scheduler.schedule()
+
+
+def test_the_size_that_came_often_is_captured_before_others(growing_runner, make_server):
+    plan = plan_of(make_server, 1)
+    for _ in range(STEPS_BEFORE_CAPTURE):
+        assert growing_runner.size_for(plan) == Decode(4)
+        growing_runner.capture_if_due(plan, lambda *step: None, lambda batch: None)
+    assert sizes_for(growing_runner, make_server) == [1, 4, 4, 4, None]
+    for _ in range(2 * STEPS_BEFORE_CAPTURE):
+        growing_runner.capture_if_due(plan_of(make_server, 4), lambda *step: None, lambda batch: None)
+    assert sizes_for(growing_runner, make_server) == [1, 4, 4, 4, None]
+
+
+def test_an_interrupt_at_any_line_of_a_capture_between_steps_loses_no_size(growing_runner, make_server):
+    plan = plan_of(make_server, 1)
+
+    def act():
+        growing_runner._wanted.clear()
+        for _ in range(STEPS_BEFORE_CAPTURE):
+            growing_runner.capture_if_due(plan, lambda *step: None, lambda batch: None)
+
+    for line in range(1, 1 + every_line.count(act)):
+        growing_runner.drop()
+        growing_runner.capture_next(lambda *step: None)
+        with contextlib.suppress(KeyboardInterrupt), traced(happening(raising(KeyboardInterrupt), line)):
+            act()
+        capture_all(growing_runner)
+        assert sizes_for(growing_runner, make_server) == [1, 2, 4, 4, None]
 
 
 def sizes_for(runner, make_server, **params):
