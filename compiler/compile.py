@@ -163,6 +163,7 @@ def _compile(
     logger.info("compiling: %s", miss)
     progress("capture", 0.0, "tracing the model")
     with compiling():
+        wait_for_triton = torch_compat.begin_triton(program.device)
         captured = _capture(program)
         started = time.perf_counter()
         model, rewritten = _cut(captured, passes)
@@ -174,6 +175,7 @@ def _compile(
     unique = sorted(set(first))
     toolchain = {"toolchain": factors["toolchain"], "numerics": numerics}
     pieces: list[Piece] = []
+    wait_for_triton()
     for count, index in enumerate(unique):
         progress("compile", count / len(unique), f"piece {count + 1} of {len(unique)}")
         module = model.pieces[index].graph

@@ -284,8 +284,7 @@ class Runtime:
     def idle(self) -> bool:
         """Captures one more size; False where none is left, or a request is live.
 
-        With CompileConfig(cuda_graphs="lazy") all capturing is left to the caller; by "auto" on one GPU those
-        sizes are that no start captures, which otherwise are between steps, as they are wanted.
+        With CompileConfig(cuda_graphs="lazy") that is any size; with "auto" those that no start captures.
         """
         return self._client.idle()
 

@@ -167,6 +167,27 @@ def _generate(module: fx.GraphModule, rewrite: Callable[[fx.Graph], fx.Graph]) -
     return str(found["code"].source_code)
 
 
+def begin_triton(device: torch.device) -> Callable[[], object]:
+    """Begins what Inductor asks of Triton before its first kernel, and returns what waits for it.
+
+    That is a hash of Triton's files, and C code that is built to ask the driver: a second of other work. What
+    fails fails again where Inductor asks.
+    """
+    from torch.utils import _triton
+
+    if device.type != "cuda":
+        return bool
+
+    def ask() -> None:
+        with torch.cuda.device(device):
+            _triton.triton_hash_with_backend()
+
+    thread = ThreadPoolExecutor(1)
+    asked = thread.submit(ask)
+    thread.shutdown(wait=False)
+    return asked.exception
+
+
 def inductor_config() -> str:
     """A hash of every setting of Inductor that may change the code, as it is now."""
     from torch._inductor import config
