@@ -15,9 +15,17 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t bits, uint32_t mask, uint
   return result;
 }
 
-// One half of a register in both.
-__device__ __forceinline__ uint32_t both_low(uint32_t pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ uint32_t both_high(uint32_t pair) { return __byte_perm(pair, 0, 0x3232); }
+// One half of a register in both. Written so, ptxas makes it a part of the arithmetic below, not an instruction.
+__device__ __forceinline__ uint32_t both_low(uint32_t pair) {
+  uint32_t both;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(both) : "r"(pair));
+  return both;
+}
+__device__ __forceinline__ uint32_t both_high(uint32_t pair) {
+  uint32_t both;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(both) : "r"(pair));
+  return both;
+}
 
 // x - y, and x * y + z rounded once, of both halves.
 __device__ __forceinline__ uint32_t subtract_pairs(uint32_t x, uint32_t y, __nv_bfloat16) {

@@ -53,17 +53,17 @@ template <typename T>
 constexpr bool kIsFolded = !std::is_same_v<T, __half>;
 template <typename T>
 constexpr float kPlainFactor = kIsFolded<T> ? 4294967296.0f : 1.0f;
-constexpr uint32_t kLiftLow = 0x72007200, kLiftHigh = 0x70007000, kMinusEight = 0xb100b100;  // 2^101, 2^97, -2^-29
+constexpr uint32_t kLift = 0x70007200, kMinusEight = 0xb100b100;  // 2^101 and above it 2^97, -2^-29 twice
 
 // What that takes of the scales of a lane's two rows, of which the first has the lower bits of a byte.
 template <typename T>
 __device__ __forceinline__ RowScales find_plain_scales(uint32_t scales) {
-  const uint32_t low = both_low(scales), high = both_high(scales);
   if constexpr (kIsFolded<T>) {
-    return {{multiply_add_pairs(low, kLiftLow, 0, T{}), multiply_add_pairs(high, kLiftHigh, 0, T{})},
-            {multiply_add_pairs(low, kMinusEight, 0, T{}), multiply_add_pairs(high, kMinusEight, 0, T{})}};
+    const uint32_t lifted = multiply_add_pairs(scales, kLift, 0, T{});
+    const uint32_t eights = multiply_add_pairs(scales, kMinusEight, 0, T{});
+    return {{both_low(lifted), both_high(lifted)}, {both_low(eights), both_high(eights)}};
   }
-  return {{low, high}, {}};
+  return {{both_low(scales), both_high(scales)}, {}};
 }
 
 template <typename T>
