@@ -14,7 +14,7 @@ from lamina.custom_ops.linear import _cpu
 from lamina.custom_ops.linear.choices import Method
 
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
-TRIED = ["sizes", "callers", "nested", "exceptions", "absent", "forks"]
+TRIED = ["sizes", "callers", "nested", "exceptions", "absent", "entering", "forks"]
 REST = Path(__file__).with_name("thread_rest.cpp")
 RESTED = ["busy", "short-stops", "sleep", "longer-each-time", "short-after-long-quiet"]
 LIBRARIES = """

@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -121,6 +123,30 @@ void try_absent_threads() {
   std::puts("absent");
 }
 
+// Who entered a job, once each, while the chunks take so long that all may come.
+std::set<std::thread::id> entered(int64_t count, int threads, std::chrono::milliseconds duration) {
+  std::mutex mutex;
+  std::set<std::thread::id> found;
+  lamina::parallel(count, threads, [&](lamina::Chunks& chunks) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      require(found.insert(std::this_thread::get_id()).second, "nobody comes back to a job");
+    }
+    for (int64_t chunk; chunks.claim(chunk);) std::this_thread::sleep_for(duration);
+  });
+  return found;
+}
+
+void try_entering() {
+  for (int i = 0; i < 20; i++)
+    require(entered(2, 4, std::chrono::milliseconds(1)).size() <= 2, "a job has no more threads than chunks");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // all have rested, and sleep
+  require(entered(40, 30, std::chrono::milliseconds(100)).size() == 30, "threads are started, or woken by one another");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  require(entered(40, 30, std::chrono::milliseconds(100)).size() == 30, "threads that sleep are woken by one another");
+  std::puts("entering");
+}
+
 }  // namespace
 
 int main(int argc, char**) {
@@ -129,5 +155,6 @@ int main(int argc, char**) {
   try_nested();
   try_exceptions();
   try_absent_threads();
+  try_entering();
   if (argc == 1) try_forks();  // ThreadSanitizer knows no threads in a child of many
 }
