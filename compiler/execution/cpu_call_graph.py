@@ -10,6 +10,7 @@ from torch import Tensor
 from ...common.errors import CompileError
 from ...common.logging import get_logger
 from ...custom_ops._shared.call_capture import captured_by
+from ...custom_ops._shared.packed_calls import joined
 from ..capture.capture import Attend
 from ..torch_internals import torch_compat
 from .plan import BoundPlan
@@ -108,7 +109,7 @@ class _CallGraph:
     def __init__(
         self, calls: list[tuple[Callable[[], Any], Any]], result: Tensor, reads: Sequence[Tensor]
     ) -> None:
-        self._calls = tuple(calls)
+        self._calls = joined(calls)
         self._addresses = [tensor.data_ptr() for tensor in reads]
         self.result = result
         self.is_trusted = False

@@ -19,6 +19,7 @@
 #include <system_error>
 #include <thread>
 
+#include "packed_calls.h"
 #include "rest.h"
 #include "thread_pool.h"
 

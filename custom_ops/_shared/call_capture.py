@@ -9,6 +9,18 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
+class PackedCall:
+    """A kernel's entry point and its one argument, which each call is made with again."""
+
+    __slots__ = ("argument", "entry")
+
+    def __init__(self, entry: Callable[[bytes], int], argument: bytes) -> None:
+        self.entry, self.argument = entry, argument
+
+    def __call__(self) -> int:
+        return self.entry(self.argument)
+
+
 class CallCapture(Protocol):
     """Who captures the kernel calls of a step, to replay them without the Python around them."""
 
@@ -44,6 +56,13 @@ def add_call(function: Callable[..., Any], arguments: tuple[Any, ...], result: A
     capture = _ACTIVE.capture
     if capture is not None:
         capture.add_call(partial(function, *arguments), result)
+
+
+def add_packed_call(entry: Callable[[bytes], int], argument: bytes, result: int) -> None:
+    """The same of a native entry point, so that nothing but native code need make the call again."""
+    capture = _ACTIVE.capture
+    if capture is not None:
+        capture.add_call(PackedCall(entry, argument), result)
 
 
 def capturable(kernel: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .build import load_kernel
-from .call_capture import add_call
+from .call_capture import add_packed_call
 
 DEVICES = frozenset({"cpu"})
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -36,7 +36,7 @@ class CpuKernel:
     def __call__(self, dtype: torch.dtype | None, *fields: float) -> int:
         entry, packed = self._entries[dtype], self._arguments.pack(*fields)
         result: int = entry(packed)
-        add_call(entry, (packed,), result)
+        add_packed_call(entry, packed, result)
         return result
 
 
