@@ -1,5 +1,6 @@
 """CPU call graphs: the kernel calls of a decode step, captured once, replayed without Python."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from ...common.errors import CompileError
 from ...common.logging import get_logger
 from ...custom_ops._shared.call_capture import captured_by
+from ...custom_ops._shared.library import OF_RANKS, direct_call
 from ...custom_ops._shared.packed_calls import joined
 from ..capture.capture import Attend
 from ..torch_internals import torch_compat
@@ -17,9 +19,13 @@ from .plan import BoundPlan
 
 logger = get_logger("compiler")
 
-Key = tuple[int, int, int]  # tokens, tokens of each sequence, threads
+Key = tuple[int, int, bool, int]  # tokens, tokens of each sequence, whether it is a whole step, threads
+Results = tuple[Tensor, ...]
+Finish = Callable[[Tensor], Results]  # of hidden states
 MAX_TOKENS = 64  # of a captured step; beyond, what surrounds the kernels no longer shows
+UNLIKELY = -7  # in place of an id, before a graph has to write it
 PAGE = 4096  # bytes; memory of captures comes in multiples
+CPU = torch.device("cpu")
 EMPTY = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -59,11 +65,40 @@ class CpuCallGraphs:
         `reads` moved since the capture. A graph that computes something else than the step itself is dropped,
         with a warning.
         """
-        key = token_ids.shape[0], query_len, torch.get_num_threads()
-        run = partial(self._plan, token_ids, positions, attend)
+        key = token_ids.shape[0], query_len, False, torch.get_num_threads()
+        (hidden,) = self._results(key, lambda: (self._plan(token_ids, positions, attend),), reads)
+        return hidden
+
+    def whole_step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        reads: Sequence[Tensor],
+        finish: Finish,
+        *,
+        query_len: int = 1,
+    ) -> Results:
+        """The same, and what `finish` makes of the hidden states, by a graph of both if there can be one."""
+        key = token_ids.shape[0], query_len, True, torch.get_num_threads()
+        if self._is_out_of_reach(key):
+            hidden = self.forward(token_ids, positions, attend, reads, query_len=query_len)
+            return hidden, *finish(hidden)
+
+        def run() -> Results:
+            hidden = self._plan(token_ids, positions, attend)
+            return hidden, *finish(hidden)
+
+        return self._results(key, run, reads)
+
+    def _is_out_of_reach(self, key: Key) -> bool:
+        """Whether such steps are known to have no graph."""
+        return key in self._graphs and self._graphs[key] is None
+
+    def _results(self, key: Key, run: Callable[[], Results], reads: Sequence[Tensor]) -> Results:
         graph = self._graphs.get(key)
         if graph is None:
-            if key in self._graphs or key not in self._seen or key[0] > MAX_TOKENS:
+            if self._is_out_of_reach(key) or key not in self._seen or key[0] > MAX_TOKENS:
                 self._seen.add(key)
                 return run()
             return self._capture(key, run, reads)
@@ -73,7 +108,7 @@ class CpuCallGraphs:
         if not graph.replay():
             return run()  # a kernel refused its arguments: its op says which and why
         self.num_replays += 1
-        return graph.result
+        return graph.results
 
     def drop(self) -> None:
         """Drop every graph and its memory."""
@@ -81,7 +116,7 @@ class CpuCallGraphs:
         self._seen.clear()
         self._memory = _Memory()
 
-    def _verify(self, key: Key, graph: "_CallGraph", run: Callable[[], Tensor]) -> Tensor:
+    def _verify(self, key: Key, graph: "_CallGraph", run: Callable[[], Results]) -> Results:
         """What the step itself computes, which says whether its graph is to be trusted."""
         expected, is_same = graph.verify(run)
         if not is_same:
@@ -90,28 +125,29 @@ class CpuCallGraphs:
             self._graphs[key] = None
         return expected
 
-    def _capture(self, key: Key, run: Callable[[], Tensor], reads: Sequence[Tensor]) -> Tensor:
+    def _capture(self, key: Key, run: Callable[[], Results], reads: Sequence[Tensor]) -> Results:
         capture = _Capture(self._memory)
         try:
             with capture, captured_by(capture):
-                result = run()
+                results = run()
         except NotCapturable as why:
             logger.info("steps of %d tokens have no CPU call graph: %s", key[0], why)
             self._graphs[key] = None
             return run()
-        self._graphs[key] = _CallGraph(capture.calls, result, reads)
-        return result
+        self._memory.keep(results)
+        self._graphs[key] = _CallGraph(capture.calls, results, reads)
+        return results
 
 
 class _CallGraph:
-    """Calls with what they returned when they were captured, and where the result lies."""
+    """Calls with what they returned when they were captured, and where the results lie."""
 
     def __init__(
-        self, calls: list[tuple[Callable[[], Any], Any]], result: Tensor, reads: Sequence[Tensor]
+        self, calls: list[tuple[Callable[[], Any], Any]], results: Results, reads: Sequence[Tensor]
     ) -> None:
         self._calls = joined(calls)
         self._addresses = [tensor.data_ptr() for tensor in reads]
-        self.result = result
+        self.results = results
         self.is_trusted = False
 
     def replay(self) -> bool:
@@ -123,15 +159,19 @@ class _CallGraph:
         if [tensor.data_ptr() for tensor in reads] != self._addresses:
             raise CompileError("tensors that a CPU call graph reads moved since its capture")
 
-    def verify(self, run: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+    def verify(self, run: Callable[[], Results]) -> tuple[Results, bool]:
         """What the step itself computes, run after the replay, and whether that gave the same bits.
 
-        Before it, the step would have done to the cache what the graph might leave out. Where a kernel
-        refused its arguments nothing is known, and the next step is asked again.
+        Before it, the step would have done to the cache what the graph might leave out, and what lies where
+        the results will be could be those of a step before. Where a kernel refused its arguments nothing is
+        known, and the next step is asked again.
         """
-        is_done, found = self.replay(), self.result.clone()
+        for result in self.results:
+            result.fill_(torch.nan if result.is_floating_point() else UNLIKELY)
+        is_done, found = self.replay(), [result.clone() for result in self.results]
         expected = run()
-        is_same = not is_done or torch.equal(_bits(found), _bits(expected))
+        pairs = zip(found, expected, strict=True)
+        is_same = not is_done or all(torch.equal(_bits(one), _bits(other)) for one, other in pairs)
         self.is_trusted = is_done and is_same
         return expected, is_same
 
@@ -157,8 +197,14 @@ class _Capture(torch_compat.DispatchMode):
         raise NotCapturable(why)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Allocations get memory that stays, views are nothing to do again, the rest is captured."""
+        """Allocations get memory that stays, views are nothing to do again, the rest is captured.
+
+        Of our own ops it is what they call in turn.
+        """
         kwargs = kwargs or {}
+        if func.namespace == "lamina" and func._opname not in OF_RANKS:
+            with self:
+                return direct_call(func._opname, CPU)(*args, **kwargs)
         if set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}:
             raise NotCapturable(f"{func} depends on what was computed")
         with captured_by(None):
@@ -177,19 +223,27 @@ class _Capture(torch_compat.DispatchMode):
 
 
 class _Memory:
-    """Blocks that one step after another computes in; a block is free when no tensor lies in it."""
+    """Blocks that one step after another computes in; one is free when nothing but results lies in it."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
+        self._num_results: Counter[int] = Counter()  # of graphs, by the addresses of their blocks
 
     def allocate(self, new: Tensor) -> Tensor:
         num_bytes = -(-new.untyped_storage().nbytes() // PAGE) * PAGE
         fits = (block for block in self._blocks if num_bytes <= block.nbytes <= 2 * num_bytes)
-        block = next((block for block in fits if torch_compat.num_users(block) == 1), None)
+        block = next((block for block in fits if self._is_free(block)), None)
         if block is None:
             block = torch.empty(num_bytes, dtype=torch.uint8)
             self._blocks.append(block)
         return block.view(new.dtype).as_strided(new.shape, new.stride())
+
+    def keep(self, results: Results) -> None:
+        """Take a graph's own hold on its results for none: they are read before the next is replayed."""
+        self._num_results.update(_memory_of(result) for result in results)
+
+    def _is_free(self, block: Tensor) -> bool:
+        return torch_compat.num_users(block) == 1 + self._num_results[block.data_ptr()]
 
 
 def _again(func: Callable[..., Any], args: Any, kwargs: Any) -> None:

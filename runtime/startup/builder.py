@@ -27,9 +27,10 @@ from ..worker.graph_runner import Forward
 from ..worker.host_blocks import HostBlocks
 from ..worker.input_batch import InputBatch
 from ..worker.logits_adjuster import load_kernels
-from ..worker.model_runner import Logits, ModelRunner
+from ..worker.model_runner import ModelRunner
 from ..worker.model_weights import ModelWeights
 from ..worker.pooler import Pooler
+from ..worker.sampler import Logits
 from ..worker.stage_link import StageLink
 from ..worker.vocabulary_part import VocabularyPart
 from . import memory

@@ -15,7 +15,7 @@ from ...compiler.execution.cuda_graphs import CudaGraphs
 from ...compiler.execution.plan import BoundPlan
 from ..protocol.scheduler_output import SchedulerOutput, no_requests
 from .attention import PagedAttention
-from .input_batch import BatchView, InputBatch, fits_captured
+from .input_batch import MAX_BANNED, BatchView, InputBatch, fits_captured
 from .sampler import rows_read
 
 logger = get_logger("runtime")
@@ -65,6 +65,8 @@ class Computed(NamedTuple):
 
 RunStep = Callable[[BatchView, Decode], Computed]
 Prepare = Callable[[BatchView], None]
+Choose = Callable[[BatchView, Tensor], Tensor]  # hidden [T, H] -> logits [samples, vocab]
+MAX_CHOSEN = 32  # samples in a CPU call graph: of more, the logits may be a library's, which it would copy
 
 
 class GraphRunner:
@@ -237,12 +239,30 @@ class GraphRunner:
         if rows is not None:
             assert isinstance(self._forward, BoundPlan), "a forward that takes no rows"
             return self._forward(*inputs, self._attention, rows=rows)
-        query_len = batch.max_query_len
-        is_decode = batch.num_samples == batch.num_tokens == batch.num_seqs * query_len
-        if self._cpu_call_graphs is None or not is_decode:
+        if self._cpu_call_graphs is None or not _is_decode(batch):
             return self._forward(*inputs, self._attention)
-        reads = *inputs, *_attention_reads(batch)
-        return self._cpu_call_graphs.forward(*inputs, self._attention, reads, query_len=query_len)
+        given = *inputs, self._attention, (*inputs, *_attention_reads(batch))
+        return self._cpu_call_graphs.forward(*given, query_len=batch.max_query_len)
+
+    def whole_step(self, batch: BatchView, choose: Choose | None) -> Computed | None:
+        """A step by a CPU call graph, with its samples if `choose` is all they take; None where it is not.
+
+        Good until the next step.
+        """
+        graphs, is_plain = self._cpu_call_graphs, batch.is_drawn and batch.logprobs is None
+        if graphs is None or choose is None or not (is_plain and _is_decode(batch)):
+            return None
+        if not 0 < batch.num_samples <= MAX_CHOSEN or batch.banned.shape[1] > MAX_BANNED:
+            return None
+        inputs = batch.token_ids, batch.positions
+        hidden, logits, _ = graphs.whole_step(
+            *inputs,
+            self._attention,
+            (batch.token_ids, *_reads(batch)),
+            lambda hidden: (choose(batch, hidden), batch.sampled),
+            query_len=batch.max_query_len,
+        )
+        return Computed(hidden, logits)
 
     def _in_order(self) -> deque[Decode | Mixed]:
         """What is planned, in the order in which it is captured."""
@@ -272,6 +292,11 @@ class GraphRunner:
         inputs = batch.token_ids, batch.positions, self._attention
         plan(*inputs)
         graphs.capture_pieces(key, plan, *inputs)
+
+
+def _is_decode(batch: BatchView) -> bool:
+    """Whether all sequences have equally many tokens, and each token a sample."""
+    return batch.num_samples == batch.num_tokens == batch.num_seqs * batch.max_query_len
 
 
 def _num_tokens(key: Decode) -> int:

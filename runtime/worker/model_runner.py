@@ -29,13 +29,12 @@ from .logits_adjuster import Adjuster, BegunChoice
 from .logprobs import LogprobsTensors, prompt_logprobs, sample_logprobs
 from .model_weights import ModelWeights
 from .pooler import Pooler
-from .sampler import rows_of, sample, sampled_rows
+from .sampler import Logits, choose, sampled_rows
 from .speculator import Speculator
 from .stage_link import EarlierStageFailedError, StageLink
 from .step_results import StepResults
 from .vocabulary_part import VocabularyPart
 
-Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 OnLogits = Callable[[SchedulerOutput, Tensor], None]  # a step, and logits [its samples or more, vocab]
 
 
@@ -78,6 +77,8 @@ class ModelRunner:
         self._speculator = Speculator(drafter, input_batch) if input_batch.draft_ids.numel() else None
         self._draft_rows: DraftRows | None = None  # of the last step
         self._num_valid_ids = num_valid_ids
+        others = vocabulary_part, stage_link, self._speculator
+        self._choose = partial(choose, logits, num_valid_ids) if logits and not any(others) else None
         self._adjuster = Adjuster(
             num_valid_ids=num_valid_ids,
             device=input_batch.device,
@@ -314,6 +315,8 @@ class ModelRunner:
         self._begin(batch)
         self._num_without_cuda_graph += key is None
         rows = graphs.rows_for(plan, batch) if self._samples and self._speculator is None else None
+        if key is None and rows is None and (computed := graphs.whole_step(batch, self._choose)):
+            return batch, computed
         hidden = graphs.replay_mixed(key, batch, rows) if key else graphs.forward(batch, rows)
         return batch, self._sample(batch, hidden, plan.request_ids)
 
@@ -356,12 +359,10 @@ class ModelRunner:
             prompts = prompt_logprobs(batch.logprobs, hidden, self._logits, self._num_valid_ids)
             self._logprobs = LogprobsTensors(prompts=prompts)
         if self._logits is not None and batch.is_drawn and batch.logits_rows.shape[0]:
-            rows = sampled_rows(hidden, batch)
             if self._part is not None and self._chooses_by_parts(batch.is_greedy):
-                self._part.choose(rows, batch.banned, batch.sampled)
+                self._part.choose(sampled_rows(hidden, batch), batch.banned, batch.sampled)
             else:
-                logits = self._logits(rows)
-                sample(logits, rows_of(batch, self._num_valid_ids), batch.sampled)
+                logits = choose(self._logits, self._num_valid_ids, batch, hidden)
         self._judge(batch, computed, request_ids)
         return Computed(computed, logits)
 

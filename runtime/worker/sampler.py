@@ -1,5 +1,6 @@
 """Logits to token ids: what lamina::sample is given of each row."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from .input_batch import BatchView
 # A step of so many tokens has its last piece called for those alone that are read, where they are so few. A
 # shorter one on a GPU would wait for the host, which launches that piece kernel by kernel.
 LEAST_TOKENS, FEWER = {"cpu": 32, "cuda": 384}, 2
+Logits = Callable[[Tensor], Tensor]  # hidden [n, H] -> [n, vocab]
 
 
 class SamplingRows(NamedTuple):
@@ -30,6 +32,13 @@ class SamplingRows(NamedTuple):
     banned: Tensor | None = None  # [n, any number] int32: token ids never to be chosen, -1: none
     num_valid_ids: int | None = None  # ids from here on are padding of the vocabulary
     row_indices: Tensor | None = None  # [n] int64: rows of positions, banned and out; None: in order
+
+
+def choose(logits: Logits, num_valid_ids: int, batch: BatchView, hidden: Tensor) -> Tensor:
+    """The logits [samples, vocab] of hidden states [T, H]; the samples are left where the batch has them."""
+    found = logits(sampled_rows(hidden, batch))
+    sample(found, rows_of(batch, num_valid_ids), batch.sampled)
+    return found
 
 
 def rows_of(batch: BatchView, num_valid_ids: int) -> SamplingRows:

@@ -30,10 +30,11 @@ def attend(*_):
 
 
 class Steps:
-    """Steps over tensors that stay where they are, as those of the input batch do."""
+    """Steps over tensors that stay where they are, as those of the input batch do; whole with `finish`."""
 
-    def __init__(self, forward, num_tokens=3):
-        self.graphs, self.forward = CpuCallGraphs(forward), forward
+    def __init__(self, forward, num_tokens=3, finish=None, graphs=None):
+        self.graphs, self.forward = graphs or CpuCallGraphs(forward), forward
+        self.finish = finish
         self.ids = torch.zeros(num_tokens, dtype=torch.int32)
         self.positions = torch.zeros(num_tokens, dtype=torch.int32)
 
@@ -42,8 +43,12 @@ class Steps:
         """What the graphs give, and what the plan does."""
         self.ids.copy_(torch.arange(len(self.ids)) + 10 * step)
         self.positions.fill_(step)
-        got = self.graphs.forward(self.ids, self.positions, attend, (self.ids, self.positions))
-        return got.clone(), self.forward(self.ids, self.positions, attend)
+        given = self.ids, self.positions, attend
+        if self.finish is None:
+            return self.graphs.forward(*given, given[:2]).clone(), self.forward(*given)
+        got = [result.clone() for result in self.graphs.whole_step(*given, given[:2], self.finish)]
+        hidden = self.forward(*given)
+        return torch.cat(got, dim=1), torch.cat([hidden, *self.finish(hidden)], dim=1)
 
 
 def layers(num_layers):
@@ -173,3 +178,60 @@ def test_large_steps_are_not_captured():
         got, wanted = steps.run(step)
         assert torch.equal(got, wanted)
     assert steps.graphs.num_replays == 0
+
+
+def kinds(steps):
+    """What a graph is made of."""
+    (graph,) = steps.graphs._graphs.values()
+    return [type(call).__name__ for call, _ in graph._calls]
+
+
+def test_a_whole_step_is_one_graph_and_its_ops_are_the_kernels_that_they_call():
+    weight = torch.randn(5, 2)
+
+    def forward(ids, positions, attend):
+        return torch.ops.lamina.linear(torch.stack([ids, positions], dim=1).float(), weight.T @ weight)
+
+    steps = Steps(forward, finish=lambda hidden: (torch.ops.lamina.linear(hidden, weight),))
+    for step in range(8):
+        got, wanted = steps.run(step)
+        assert torch.equal(got, wanted)
+    assert steps.graphs.num_replays == 5
+    assert kinds(steps)[-1] == "PackedCalls", "both GEMMs at once"
+    assert kinds(steps).count("PackedCalls") == 1
+
+
+def test_where_a_whole_step_has_no_graph_its_forward_has_one():
+    steps = Steps(layers(1), finish=lambda hidden: (hidden * hidden.max().item(),))
+    for step in range(8):
+        got, wanted = steps.run(step)
+        assert torch.equal(got, wanted)
+    assert steps.graphs.num_replays > 0
+
+
+def test_a_result_that_happens_to_be_there_from_before_is_not_taken_for_computed(caplog):
+    out = torch.zeros(3, 1)
+
+    def finish(hidden):
+        out.numpy()[:] = 3.0  # not captured, and the same in every step
+        return (out,)
+
+    run_and_count_warnings(steps := Steps(lambda ids, *_: ids.float()[:, None], finish=finish), caplog)
+    assert "computes something else" in caplog.text
+    steps.run(6)
+    assert steps.graphs.num_replays == 1, "of the forward"
+
+
+def test_results_of_one_graph_lie_where_those_of_another_did():
+    def copied(x):
+        copy(x, out := x.new_empty(x.shape))
+        return out
+
+    graphs = CpuCallGraphs(forward := lambda ids, *_: copied(ids.float())[:, None])
+    for num_tokens in range(1, 9):
+        steps = Steps(forward, num_tokens, lambda hidden: (copied(hidden),), graphs)
+        for step in range(4):
+            got, wanted = steps.run(step)
+            assert torch.equal(got, wanted)
+    assert graphs.num_replays == 8
+    assert len(graphs._memory._blocks) == 2, "of hidden states, and of what is made of them"

@@ -62,6 +62,25 @@ def test_steps_of_a_cpu_by_call_graphs_give_the_same_tokens(open_captured, uncap
     assert (stats["cuda_graphs"]["replays"], stats["cuda_graphs"]["sizes"]) == (0, [])
 
 
+def test_steps_whose_samples_are_in_a_call_graph_take_turns_with_others(open_captured):
+    """What is asked of logits beyond a sample is asked outside; the rows beside it are sampled as before."""
+    common = {"max_tokens": 8, "ignore_eos": True, "seed": 3}
+    asked = [
+        SamplingParams(temperature=0, **common),
+        SamplingParams(temperature=1, top_k=5, **common),
+        SamplingParams(temperature=0, logprobs=2, **common),
+        SamplingParams(temperature=0, logit_bias={7: 100.0}, **common),
+        SamplingParams(temperature=1, min_tokens=4, stop_token_ids=list(range(40)), **common),
+    ]
+    plain, captured = open_captured("off"), open_captured("auto")
+    for count in (2, 5):
+        for _ in range(3):
+            for params in ([asked[0]] * count, asked[:count], [asked[1]] * count):
+                outputs = captured.generate(prompts(count), params)
+                assert tokens(outputs) == tokens(plain.generate(prompts(count), params))
+    assert captured.stats()["cpu_call_graphs"]["replays"] > 0
+
+
 def test_what_lies_in_padding_reaches_no_real_row(open_captured, uncaptured, monkeypatch):
     runtime = open_captured("on", max_num_seqs=32)
     write = InputBatch.write
