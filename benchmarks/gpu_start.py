@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import workloads
@@ -98,7 +99,7 @@ def start_without_compilers(shape: str, cache: Path) -> dict[str, Any]:
 def start(shape: str, cache: Path, *, require_warm: bool = False) -> dict[str, Any]:
     """Import, load with random weights, answer one prompt; the seconds of each."""
     begun = time.perf_counter()
-    import torch  # noqa: F401  # so that its share is known
+    import torch  # so that its share is known
 
     torch_imported = time.perf_counter()
     from lamina import Runtime, SamplingParams
@@ -124,8 +125,15 @@ def start(shape: str, cache: Path, *, require_warm: bool = False) -> dict[str, A
             "stages": {name: round(seconds, 2) for name, seconds in startup.items() if seconds >= 0.005},
             "overlapped": {name: round(seconds, 2) for name, seconds in overlapped.items()},
             "compilers_imported": [name for name in COMPILERS if name in sys.modules],
+            "bytecode": bytecode_is_kept(torch),
             "tokens": tokens,
         }
+
+
+def bytecode_is_kept(module: ModuleType) -> bool:
+    """Whether a module was imported from bytecode; else Python compiles every source at each start."""
+    spec = module.__spec__
+    return spec is not None and spec.cached is not None and Path(spec.cached).is_file()
 
 
 def process_started() -> float:

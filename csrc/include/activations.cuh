@@ -9,7 +9,7 @@ namespace lamina {
 struct Silu {
   template <typename T>
   __device__ __forceinline__ static float apply(float x) {
-    return divide<T>(x, 1.0f + expf(-x));
+    return over_one_and_exp_of<T>(x, -x);
   }
 };
 
@@ -18,7 +18,7 @@ struct Gelu {
   template <typename T>
   __device__ __forceinline__ static float apply(float x) {
     constexpr float kTwice = 2.0f * 0.7978845608028654f;
-    return divide<T>(x, 1.0f + expf(-kTwice * (x + 0.044715f * x * x * x)));
+    return over_one_and_exp_of<T>(x, -kTwice * (x + 0.044715f * x * x * x));
   }
 };
 

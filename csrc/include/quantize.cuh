@@ -1,6 +1,8 @@
 // Rows quantized to a format of one byte: a scale a row or 128 of its columns, and values x / scale.
 #pragma once
 
+#include <type_traits>
+
 #include "block_cluster.cuh"
 #include "pdl.cuh"
 #include "quantized_values.cuh"
@@ -11,6 +13,7 @@ namespace lamina {
 
 constexpr int kScaledColumns = 128;                             // of a group
 constexpr int kQuantizeThreads = 512, kMostQuantizeBlocks = 8;  // of a row
+constexpr int kFewQuantizedRows = 32;                           // of one vector a thread
 
 // Where quantized rows go. Scales: [rows], or [groups, rows] where rows have groups.
 struct QuantizedRows {
@@ -126,22 +129,40 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source sourc
   });
 }
 
-// cudaErrorInvalidValue for rows that are longer than eight blocks hold. By the row's size alone: a row's bits must not
-// depend on how many others there are.
+// Of more blocks than rehearse: as many at once as find registers.
+template <typename Format, typename T, typename Source, int kVecs>
+__global__ void __launch_bounds__(kQuantizeThreads, kVecs <= 2 ? 3 : 1)
+    quantize_many_kernel(Source source, QuantizedRows to, int blocks) {
+  follow_predecessor();
+  quantize_row<Format, T, Source, kVecs>(source, to, blocks, true);
+}
+
+// How many blocks, a power of two, have a row that one has in `needed` rounds of a vector a thread. Of few rows as many
+// as have a vector a thread, which is soonest done; of many each thread has two, which are loaded at once, and
+// fewer blocks wait for each other.
+inline unsigned quantize_blocks(int64_t rows, int64_t needed) {
+  const int64_t each = rows <= kFewQuantizedRows ? 1 : 2;
+  unsigned blocks = 1;
+  while (blocks * each < needed && blocks < kMostQuantizeBlocks) blocks *= 2;
+  return blocks;
+}
+
+// cudaErrorInvalidValue for rows that are longer than eight blocks hold. A row's bits do not depend on how it is cut.
 template <typename Format, typename T, typename Source>
 int quantize_rows(const Source& source, const QuantizedRows& to, cudaStream_t stream) {
   if (to.rows == 0) return cudaSuccess;
   const int64_t needed = ceil_div(to.columns / 8, kQuantizeThreads);
-  unsigned blocks = 1;
-  while (blocks < needed && blocks < kMostQuantizeBlocks) blocks *= 2;
-  const auto launch = [&](auto kernel) {
-    const dim3 grid(static_cast<unsigned>(to.rows) * blocks), block(kQuantizeThreads);
-    return static_cast<int>(
-        launch_clusters_pdl(blocks, kernel, grid, block, 0, stream, source, to, static_cast<int>(blocks)));
+  const unsigned blocks = quantize_blocks(to.rows, needed);
+  const auto grid = static_cast<unsigned>(to.rows) * blocks;
+  const auto launch = [&](auto vecs) {
+    const auto kernel = grid <= kFewBlocks ? quantize_kernel<Format, T, Source, vecs.value>
+                                           : quantize_many_kernel<Format, T, Source, vecs.value>;
+    return static_cast<int>(launch_clusters_pdl(blocks, kernel, dim3(grid), dim3(kQuantizeThreads), 0, stream, source,
+                                                to, static_cast<int>(blocks)));
   };
-  if (needed <= kMostQuantizeBlocks) return launch(quantize_kernel<Format, T, Source, 1>);
-  if (needed <= 2 * kMostQuantizeBlocks) return launch(quantize_kernel<Format, T, Source, 2>);
-  if (needed <= 4 * kMostQuantizeBlocks) return launch(quantize_kernel<Format, T, Source, 4>);
+  if (needed <= blocks) return launch(std::integral_constant<int, 1>{});
+  if (needed <= 2 * blocks) return launch(std::integral_constant<int, 2>{});
+  if (needed <= 4 * blocks) return launch(std::integral_constant<int, 4>{});
   return cudaErrorInvalidValue;
 }
 

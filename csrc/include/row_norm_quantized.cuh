@@ -6,6 +6,17 @@
 
 namespace lamina {
 
+// Of many rows: as many blocks at once as find registers, none of which rehearses.
+template <typename Format, typename T, int kVecs, Sum kSum, Weight kWeight>
+__global__ void __launch_bounds__(kMaxThreads, kVecs == 1 ? 3 : 1)
+    quantize_many_normed_rows(RowNorm<T> norm, QuantizedRows to) {
+  Vec<T, 8> weight[kVecs], results[kVecs];
+  start_successor();
+  load_weights(norm, weight);
+  norm_row<kVecs, kSum, kWeight>(norm, weight, true, [&](int i, int, const Vec<T, 8>& result) { results[i] = result; });
+  store_row<Format>(to, blockIdx.x, results, true);
+}
+
 template <typename Format, typename T, int kVecs, Sum kSum, Weight kWeight>
 __global__ void __launch_bounds__(kMaxThreads) quantize_normed_rows(RowNorm<T> norm, QuantizedRows to) {
   Vec<T, 8> weight[kVecs];
@@ -29,7 +40,8 @@ int launch_quantized_norm(const RowNorm<T>& norm, const QuantizedRows& to, cudaS
   if (!block_holds(vecs)) return cudaErrorInvalidValue;
   return with_held_row(vecs, [&](auto each, int64_t threads) {
     const dim3 block(static_cast<unsigned>(threads));
-    const auto kernel = quantize_normed_rows<Format, T, each.value, kSum, kWeight>;
+    const auto kernel = rows <= kFewBlocks ? quantize_normed_rows<Format, T, each.value, kSum, kWeight>
+                                           : quantize_many_normed_rows<Format, T, each.value, kSum, kWeight>;
     return static_cast<int>(launch_pdl(kernel, dim3(rows), block, stream, norm, to));
   });
 }

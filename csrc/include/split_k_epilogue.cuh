@@ -21,15 +21,13 @@ __device__ __forceinline__ void store_run(T* out, const float (&values)[kRun], i
   }
 }
 
-// Rounded where the separate ops round: gate and up, then silu(gate), then silu(gate) * up. Of operands in one byte
-// the exponential is that of act_and_mul as well, so that what is quantized then has its bits.
-template <typename T, typename In = T>
+// Rounded where the separate ops round, to their bits: gate and up, then silu(gate), then silu(gate) * up.
+template <typename T>
 __device__ __forceinline__ void gate_values(float (&gate)[kRun], float (&up)[kRun]) {
   round_to<T>(gate);
   round_to<T>(up);
 #pragma unroll
-  for (int i = 0; i < kRun; ++i)
-    gate[i] = __fdividef(gate[i], 1.0f + (kIsScaled<In> ? expf(-gate[i]) : exp2_fast(-kLog2E * gate[i])));
+  for (int i = 0; i < kRun; ++i) gate[i] = over_one_and_exp(gate[i], -gate[i]);
   round_to<T>(gate);
 #pragma unroll
   for (int i = 0; i < kRun; ++i) gate[i] *= up[i];
@@ -58,7 +56,7 @@ __device__ __forceinline__ void finish_runs(const Linear<In, Out>& p, const Spli
     if constexpr (kGated) {
       float up[kRun];
       fetch_biased(up, column, run, true);
-      gate_values<Out, In>(values, up);
+      gate_values<Out>(values, up);
     }
     store_run(p.out + static_cast<int64_t>(work.token + column) * width, values, row, width);
   }

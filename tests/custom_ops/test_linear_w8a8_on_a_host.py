@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamina.custom_ops._shared.fp8 import FP8
 from lamina.custom_ops._shared.quantized import INT8
@@ -24,6 +26,38 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     found = ctypes.CDLL(str(host_kernels.build("linear_w8a8", tmp_path_factory.mktemp("fp8"))))
     found.run.restype = found.gate.restype = ctypes.c_char_p
     return found
+
+
+def divided(kernel: ctypes.CDLL, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    out = torch.full_like(x, torch.nan)
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, scale, out))
+    kernel.divide(*pointers, ctypes.c_int64(len(x)))
+    return out
+
+
+@given(exponent=st.integers(-135, 119), seed=st.integers(0, 999), dtype=st.sampled_from([FP8, INT8]))
+def test_values_are_divided_by_their_scale_to_the_bit(
+    kernel: ctypes.CDLL, exponent: int, seed: int, dtype: torch.dtype
+) -> None:
+    """Quotients that do not become zero are the same floats, and all become the same bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = (1 + torch.rand(4096, generator=generator)) * 2.0**exponent
+    parts = (2 * torch.rand(4096, generator=generator) - 1) * (448 if dtype == FP8 else 127)
+    x = parts * 2.0 ** -torch.randint(0, 40, (4096,), generator=generator) * scale
+    x[:2] = torch.tensor([0.0, -0.0])
+    found, wanted = divided(kernel, x, scale), x / scale
+    counts = wanted.abs() > 2.0**-12
+    assert torch.equal(found[counts], wanted[counts])
+    rounded = [quotient.round() if dtype == INT8 else quotient for quotient in (found, wanted)]
+    assert torch.equal(*(quotient.to(dtype).view(torch.uint8) for quotient in rounded))
+
+
+def test_by_an_infinite_scale_numbers_are_zeros_and_infinities_are_none(kernel: ctypes.CDLL) -> None:
+    x = torch.tensor([1.0, -3e38, torch.inf, torch.nan])
+    found = divided(kernel, x, torch.full((4,), torch.inf))
+    assert found.tolist()[:2] == [0.0, 0.0]
+    assert found.signbit().tolist()[:2] == [False, True]
+    assert found[2:].isnan().all()
 
 
 class Case(NamedTuple):

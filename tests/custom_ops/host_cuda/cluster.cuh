@@ -278,7 +278,6 @@ inline void __syncthreads() {
   else
     while (own.sync_round == round) host::yield();
 }
-inline float __fdividef(float x, float y) { return x / y; }
 
 namespace lamina {
 

@@ -121,3 +121,8 @@ extern "C" const char* gate(const GatedArguments* a) {
   check_prefetched(*a);
   return host::failure.c_str();
 }
+
+// out[i] = x[i] / scale[i], as values are quantized.
+extern "C" void divide(const float* x, const float* scale, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = lamina::Divider(scale[i]).divide(x[i]);
+}
