@@ -112,6 +112,8 @@ def measure_shape(shape: str, options: argparse.Namespace, ceilings: dict[str, f
             {k: round(v, 2) for k, v in runtime.stats()["startup"].items() if k != "overlapped"},
             flush=True,
         )
+        while runtime.idle():  # captures what is left, as a server does that nobody asks anything
+            pass
         given = runtime, shape
         result["decode_ms"] = {batch: decode(*given, batch, options, ceilings) for batch in options.batches}
         result["first_token_ms"] = {length: prefill(*given, length, options) for length in options.prefills}

@@ -15,7 +15,8 @@ DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 # Beyond 256 as far apart as the rows of a GEMM's tiles, which are computed anyway. Of up to about 2,048
 # tokens a host takes longer to launch the kernels than a GPU to run them.
 MIXED_SIZES = (16, 32, 64, 128, 256, *range(384, 2049, 128))
-FIRST_SIZES = (1, *(2**power for power in range(3, 12)))  # captured at a start, into which all others fit
+# Captured at a start, and all others fit into them: up to 256 few enough padded rows that they cost little.
+FIRST_SIZES = (1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048)
 FEWEST_GREEDY = 8  # samples of steps that are captured without gathering logits; fewer are gathered as soon
 
 

@@ -20,8 +20,8 @@ from .sampler import rows_read
 
 logger = get_logger("runtime")
 # Steps that a size larger than theirs serves until theirs is captured: a capture takes about as long as a few
-# decode steps, and padding costs up to half a step.
-STEPS_BEFORE_CAPTURE = 8
+# decode steps, and padding costs up to a third of one.
+STEPS_BEFORE_CAPTURE = 4
 Forward = Callable[[Tensor, Tensor, PagedAttention], Tensor]  # token_ids [T], positions [T] -> hidden [T, H]
 
 
