@@ -14,6 +14,7 @@ namespace lamina {
 constexpr int kScaledColumns = 128;                             // of a group
 constexpr int kQuantizeThreads = 512, kMostQuantizeBlocks = 8;  // of a row
 constexpr int kFewQuantizedRows = 32;                           // of one vector a thread
+constexpr int kManyQuantizedRows = 128;  // beyond, it pays to have more blocks at once, of fewer registers
 
 // Where quantized rows go. Scales: [rows], or [groups, rows] where rows have groups.
 struct QuantizedRows {
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_kernel(Source sourc
   });
 }
 
-// Of more blocks than rehearse: as many at once as find registers.
+// Of many rows: none rehearses, whose second copy takes registers.
 template <typename Format, typename T, typename Source, int kVecs>
 __global__ void __launch_bounds__(kQuantizeThreads, kVecs <= 2 ? 3 : 1)
     quantize_many_kernel(Source source, QuantizedRows to, int blocks) {
@@ -155,8 +156,8 @@ int quantize_rows(const Source& source, const QuantizedRows& to, cudaStream_t st
   const unsigned blocks = quantize_blocks(to.rows, needed);
   const auto grid = static_cast<unsigned>(to.rows) * blocks;
   const auto launch = [&](auto vecs) {
-    const auto kernel = grid <= kFewBlocks ? quantize_kernel<Format, T, Source, vecs.value>
-                                           : quantize_many_kernel<Format, T, Source, vecs.value>;
+    const auto kernel = to.rows <= kManyQuantizedRows ? quantize_kernel<Format, T, Source, vecs.value>
+                                                      : quantize_many_kernel<Format, T, Source, vecs.value>;
     return static_cast<int>(launch_clusters_pdl(blocks, kernel, dim3(grid), dim3(kQuantizeThreads), 0, stream, source,
                                                 to, static_cast<int>(blocks)));
   };

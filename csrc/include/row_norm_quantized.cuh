@@ -6,7 +6,9 @@
 
 namespace lamina {
 
-// Of many rows: as many blocks at once as find registers, none of which rehearses.
+constexpr int kManyNormedRows = 256;  // beyond, it pays to have more blocks at once, of fewer registers
+
+// Of many rows: none rehearses, whose second copy takes registers.
 template <typename Format, typename T, int kVecs, Sum kSum, Weight kWeight>
 __global__ void __launch_bounds__(kMaxThreads, kVecs == 1 ? 3 : 1)
     quantize_many_normed_rows(RowNorm<T> norm, QuantizedRows to) {
@@ -40,8 +42,8 @@ int launch_quantized_norm(const RowNorm<T>& norm, const QuantizedRows& to, cudaS
   if (!block_holds(vecs)) return cudaErrorInvalidValue;
   return with_held_row(vecs, [&](auto each, int64_t threads) {
     const dim3 block(static_cast<unsigned>(threads));
-    const auto kernel = rows <= kFewBlocks ? quantize_normed_rows<Format, T, each.value, kSum, kWeight>
-                                           : quantize_many_normed_rows<Format, T, each.value, kSum, kWeight>;
+    const auto kernel = rows <= kManyNormedRows ? quantize_normed_rows<Format, T, each.value, kSum, kWeight>
+                                                : quantize_many_normed_rows<Format, T, each.value, kSum, kWeight>;
     return static_cast<int>(launch_pdl(kernel, dim3(rows), block, stream, norm, to));
   });
 }
