@@ -57,6 +57,7 @@ from .engine_builder import build_engine
 from .folder import find_folder
 from .kernel_choice import measurements_kept, missing_measurements, require_one_order
 from .loaded import LoadedRuntime, LoadedWorker, Vocabulary
+from .memory import give_back_cached
 from .memory_report import Sizing, size
 from .over_processes import load_over_processes
 from .pooling import definition_of, pooling_of
@@ -210,9 +211,9 @@ def resolve_runtime(config: RuntimeConfig, progress: Progress) -> ResolvedRuntim
 
 def read_weights(resolved: ResolvedRuntime, progress: Progress) -> LoadedWeights:
     """The weights, projections as their scheme keeps them. LoadError where they cannot be read or held."""
-    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device}
+    into: dict[str, Any] = {"dtype": resolved.dtype, "device": resolved.device, "rank": resolved.rank}
     into["schemes"] = resolved.own_schemes
-    into["rank"] = resolved.rank
+    give_back_cached(resolved.device)
     try:
         if resolved.checkpoint is None:
             return dummy_weights(resolved.definition, resolved.model, seed=resolved.config.seed, **into)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from lamina import CompileConfig, Runtime, SamplingParams
@@ -51,6 +52,16 @@ def test_memory_comes_back_and_tokens_are_the_same(
             runtime.sleep(level)
             runtime.wake()
         assert used() - settled < 32 << 20
+
+
+def test_memory_comes_back_that_torch_had_kept_before(make_tiny_folder: Callable[..., Path]) -> None:
+    kept = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+    del kept
+    settings: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda", "num_kv_blocks": 4096}
+    with Runtime.from_pretrained(make_tiny_folder(**SIZES), **settings) as runtime:
+        full = used()
+        runtime.sleep()
+        assert full - used() >= 0.95 * runtime._loaded.runner._memory.num_bytes
 
 
 def test_captures_read_the_weights_that_were_given(make_tiny_folder: Callable[..., Path]) -> None:
