@@ -4,9 +4,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class PackedCall:
@@ -87,13 +90,13 @@ def statically_allocated(allocate: Callable[..., Tensor]) -> Callable[..., Tenso
     return call
 
 
-def uncapturable(call: Callable[[list[Any]], Any], why: str) -> Callable[[list[Any]], Any]:
+def uncapturable(call: Callable[P, R], why: str) -> Callable[P, R]:
     """The call, which refuses to be captured, since it does not add what it calls."""
 
     @wraps(call)
-    def refuse_and_call(arguments: list[Any]) -> Any:
+    def refuse_and_call(*arguments: P.args, **options: P.kwargs) -> R:
         if _ACTIVE.capture is not None:
             _ACTIVE.capture.refuse(why)
-        return call(arguments)
+        return call(*arguments, **options)
 
     return refuse_and_call

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._shared.call_capture import uncapturable
 from .._shared.registry import Provider
 from .reference import completions, remember, summaries
 
@@ -89,7 +90,7 @@ def _lower(scores: Row, said: Ids, frequency: np.float32, presence: np.float32) 
 
 def load() -> Callable[..., None]:
     """The op's function."""
-    return adjust_logits
+    return uncapturable(adjust_logits, "NumPy computes what adjust_logits does")
 
 
 PROVIDER = Provider(name="numpy", load=load, devices=frozenset({"cpu"}))

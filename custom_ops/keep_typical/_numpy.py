@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._shared.call_capture import uncapturable
 from .._shared.registry import Provider
 from ..sample.reference import gaps_below, largest_logits
 
@@ -50,7 +51,7 @@ def _farthest(distances: Row, odds: NDArray[np.float64], goal: float) -> np.floa
 
 def load() -> Callable[..., None]:
     """The op's function."""
-    return keep_typical
+    return uncapturable(keep_typical, "NumPy computes what keep_typical does")
 
 
 PROVIDER = Provider(name="numpy", load=load, devices=frozenset({"cpu"}))

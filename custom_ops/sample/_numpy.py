@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._shared.call_capture import uncapturable
 from .._shared.registry import Provider
 from .reference import (
     BROKEN,
@@ -226,7 +227,7 @@ def _nearest(gaps: Row, count: int) -> Row:
 
 def load() -> Callable[..., None]:
     """The op's function."""
-    return with_row_indices(sample)
+    return uncapturable(with_row_indices(sample), "NumPy computes what sample does")
 
 
 PROVIDER = Provider(name="numpy", load=load, devices=frozenset({"cpu"}))

@@ -236,17 +236,10 @@ def test_bfloat16_errs_at_most_twice_as_much_as_transformers_in_bfloat16(
 
 
 def _last_logits(runtime: Runtime, ids: list[int]) -> torch.Tensor:
-    """The logits that the runtime samples from, caught on their way to the sampler."""
-    import lamina.runtime.worker.model_runner as model_runner
-
+    """The logits that the runtime samples from."""
     caught: list[torch.Tensor] = []
-    original = model_runner.sample
-
-    def catch(logits: torch.Tensor, rows: Any, out: torch.Tensor) -> torch.Tensor:
-        caught.append(logits.clone())
-        return original(logits, rows, out)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_runner, "sample", catch)
-        runtime.generate([ids], SamplingParams(temperature=0, max_tokens=1))
+    runner = runtime._loaded.runner
+    runner.on_logits = lambda plan, logits: caught.append(logits.clone())
+    runtime.generate([ids], SamplingParams(temperature=0, max_tokens=1))
+    runner.on_logits = None
     return caught[-1][0]

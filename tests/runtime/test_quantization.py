@@ -1,7 +1,5 @@
 """int8 through the whole runtime: the tokens of a dense model with the same values, however it is served."""
 
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +10,6 @@ from lamina.models.config import read_model_config
 from lamina.models.registry import find_model
 from lamina.runtime.config import RuntimeConfig
 from lamina.runtime.startup.memory_report import size
-from lamina.runtime.worker import model_runner
 
 from .startup.resolving import resolve_alone
 
@@ -74,28 +71,19 @@ def test_requests_together_get_what_each_gets_alone(open_runtime, settings):
     assert together(open_runtime(**wide, **settings)) == alone(open_runtime(**wide))
 
 
-def test_in_exact_numerics_compiled_logits_have_the_bits_of_eager_ones(
-    open_runtime, compile_cache, monkeypatch
-):
+def test_in_exact_numerics_compiled_logits_have_the_bits_of_eager_ones(open_runtime, compile_cache):
     settings = {"dtype": "bfloat16", "numerics": "exact", "quantization": "int8"}
-    eager = logits_of(open_runtime(**settings), monkeypatch)
-    compiled = logits_of(open_runtime(**settings, compile=True, cache_dir=compile_cache), monkeypatch)
+    eager = logits_of(open_runtime(**settings))
+    compiled = logits_of(open_runtime(**settings, compile=True, cache_dir=compile_cache))
     assert len(eager) == len(compiled) > 0
     assert all(torch.equal(one, other) for one, other in zip(eager, compiled, strict=True))
 
 
-def logits_of(runtime, monkeypatch):
+def logits_of(runtime):
     """What every step samples from."""
     caught: list[torch.Tensor] = []
-    original = model_runner.sample
-
-    def catch(logits: torch.Tensor, *rest: Any) -> Any:
-        caught.append(logits.clone())
-        return original(logits, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model_runner, "sample", catch)
-        together(runtime)
+    runtime._loaded.runner.on_logits = lambda plan, logits: caught.append(logits.clone())
+    together(runtime)
     return caught
 
 
