@@ -29,8 +29,13 @@ def private_folder(parent: Path) -> Iterator[Path]:
             path.mkdir(mode=0o700)
             yield path
         finally:
-            remove(path)
-            remove(lock)
+            try:
+                remove(path)
+                remove(lock)
+            except BaseException:  # a signal that comes just then leaves nothing either
+                remove(path)
+                remove(lock)
+                raise
 
 
 def sweep(parent: Path) -> None:
