@@ -202,9 +202,10 @@ class Client:
 
     def _begin(self, ticket: Ticket, requests: Iterator[ParentRequest]) -> list[ParentRequest]:
         """Takes and launches what fills a step, unless somebody else has the core; returns what it took."""
-        if self._first_step is None or self._inside.locked():
+        step = self._first_step  # once: another thread may close
+        if step is None or self._inside.locked():
             return []
-        first = self._first_step.take(requests)
+        first = step.take(requests)
         self.enter(lambda core: self._submit_and_launch(core, ticket, _submissions_of(first)))
         return first
 

@@ -99,6 +99,8 @@ class GraphRunner:
         self._to_capture: deque[Decode | Mixed] = deque()
         self._planned = PlannedCaptures()  # the smallest first
         self._wanted: Counter[Decode | Mixed] = Counter()  # how often, of sizes that are not captured
+        self._dropped: set[Decode | Mixed] = set()  # what was captured when it was dropped
+        self._is_dropped = False  # since when nobody asked for a capture
 
     @property
     def num_cpu_replays(self) -> int:
@@ -118,12 +120,16 @@ class GraphRunner:
         self._to_capture = self._in_order()
         return sum(map(self._is_first, self._to_capture))
 
-    def capture_next(self, run_step: RunStep, prepare: Prepare = lambda batch: None) -> bool:
+    def capture_next(
+        self, run_step: RunStep, prepare: Prepare = lambda batch: None, *, again: bool = False
+    ) -> bool:
         """Capture one size, which serves steps from then on; False where none is left.
 
-        No step may be in flight. prepare: called with a whole step's padding before it runs.
+        No step may be in flight. prepare: called with a whole step's padding before it runs. again: whether
+        only a size will do that was captured when it was dropped.
         """
-        if not self._to_capture:
+        self._is_dropped = False
+        if not self._to_capture or (again and self._to_capture[0] not in self._dropped):
             return False
         assert self._cuda_graphs is not None, "nothing to capture with"
         key = self._to_capture[0]
@@ -142,10 +148,10 @@ class GraphRunner:
         """Capture the size of a step that is to be launched, where such steps came often enough without.
 
         The step before may be in flight: what it leaves on the device for this one stays. A size that cannot
-        be captured is given up, with a warning.
+        be captured is given up, with a warning. After drop() none is, until another way captures one.
         """
         planned = self._planned
-        if not (self._to_capture and planned.between_steps):
+        if self._is_dropped or not (self._to_capture and planned.between_steps):
             return
         key = self._smallest_for(plan, planned.decodes, planned.mixed_sizes, is_greedy=is_greedy)
         if key is None or key not in self._to_capture:
@@ -162,7 +168,9 @@ class GraphRunner:
             logger.warning("%s could not be captured, and is served as before: %s", key, shown(error))
 
     def drop(self) -> None:
-        """Drop every capture and its memory; the sizes are to be captured again."""
+        """Drop every capture and its memory; the sizes are to be captured again, those that were first."""
+        self._is_dropped = True
+        self._dropped.update(self._decodes, (Mixed(size, self._adapts) for size in self._mixed_sizes))
         self._to_capture = self._in_order()
         self._decodes = self._mixed_sizes = ()  # before the graphs go: an interrupt may come between
         if self._cuda_graphs is not None:
@@ -269,7 +277,11 @@ class GraphRunner:
         mixed = [Mixed(size, self._adapts) for size in reversed(self._planned.mixed_sizes)]
         decodes = sorted(self._planned.decodes, key=_num_tokens, reverse=True)
         largest_first: list[Decode | Mixed] = [*mixed, *decodes]
-        return deque(sorted(largest_first, key=self._is_first, reverse=True))
+        return deque(sorted(largest_first, key=self._rank, reverse=True))
+
+    def _rank(self, key: Decode | Mixed) -> tuple[bool, bool]:
+        """What comes first is larger."""
+        return key in self._dropped, self._is_first(key)
 
     def _is_first(self, key: Decode | Mixed) -> bool:
         return self._planned.first is None or key.size in self._planned.first

@@ -192,10 +192,11 @@ class ModelRunner:
         return sum(graphs.plan_captures(planned) for graphs in self._all_graphs())
 
     @torch.inference_mode()
-    def capture_next(self) -> bool:
-        """Capture one size, which steps replay from then on; False for none. No step may be in flight."""
+    def capture_next(self, *, again: bool = False) -> bool:
+        """Capture one size (again: one that was dropped); False for none. No step may be in flight."""
         self._settle()
-        return any(graphs.capture_next(self._run_padding, self._pad) for graphs in self._all_graphs())
+        runs = self._run_padding, self._pad
+        return any(graphs.capture_next(*runs, again=again) for graphs in self._all_graphs())
 
     def drop_captures(self) -> None:
         """Drop every capture and its memory; the sizes are to be captured again."""
@@ -216,10 +217,10 @@ class ModelRunner:
         self._own_memory.give_back(level)
 
     def wake(self, capture: bool) -> None:
-        """Take again what sleep() gave back, with an empty cache; capture: and every size."""
+        """Take again what sleep() gave back, with an empty cache; capture: and the captures there were."""
         self._own_memory.take()
         self.forget()
-        while capture and self.capture_next():
+        while capture and self.capture_next(again=True):
             pass
 
     def has_weights(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lamina import Runtime, SamplingParams
-from lamina.common.errors import RequestError
+from lamina.common.errors import ClosedError, RequestError
 from lamina.runtime.engine.first_step import FirstStep
 from lamina.runtime.engine.input_processor import InputProcessor
 from lamina.runtime.engine.pooling_processor import PoolingProcessor
@@ -208,6 +208,29 @@ def test_threads_that_ask_at_once_get_their_own_results(runtime, is_idle):
         for one, other in zip(results, right[kind], strict=True):
             np.testing.assert_allclose(np.frombuffer(one, "<f4"), np.frombuffer(other, "<f4"), atol=1e-5)
     is_idle(runtime)
+
+
+def test_whoever_asks_while_another_thread_closes_is_told_so(tiny_folder, monkeypatch):
+    monkeypatch.setitem(engine_builder.DEPTHS, "cpu", 2)
+    runtime = Runtime.from_pretrained(tiny_folder, **SETTINGS)
+    inside = runtime._client._inside
+
+    class Closing:
+        """Closes when it is looked at first."""
+
+        __enter__, __exit__, is_first = inside.__enter__, inside.__exit__, True
+
+        def locked(self):
+            if self.is_first:
+                self.is_first = False
+                closer = threading.Thread(target=runtime.close)
+                closer.start()
+                closer.join(timeout=60)
+            return inside.locked()
+
+    monkeypatch.setattr(runtime._client, "_inside", Closing())
+    with pytest.raises(ClosedError):
+        runtime.generate(PROMPTS, GREEDY)
 
 
 def taken(runtime, prompts, options=None, **limits):

@@ -153,11 +153,42 @@ def test_a_size_that_cannot_be_captured_is_given_up_and_serves_on(
         tried.append(key)
         raise torch.cuda.OutOfMemoryError("no room for it")
 
-    monkeypatch.setattr(CudaGraphs, "capture", fail)
-    for _ in range(4):
-        assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaGraphs, "capture", fail)
+        for _ in range(4):
+            assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
     assert tried == [Decode(4)]
     assert caplog.text.count("Decode(size=4") == caplog.text.count("no room for it") == 1
+
+    def fail_once_more(graphs, key, *arguments):
+        return fail(graphs, key) if key == Decode(4) else capture(graphs, key, *arguments)
+
+    capture, sizes = CudaGraphs.capture, runtime.stats()["cuda_graphs"]["sizes"]
+    monkeypatch.setattr(CudaGraphs, "capture", fail_once_more)
+    runtime.sleep()
+    runtime.wake()
+    assert runtime.stats()["cuda_graphs"]["sizes"] == sizes
+    assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
+
+
+def test_waking_captures_what_was_captured_and_suspending_keeps_steps_from_it(open_growing, uncaptured):
+    runtime, params = open_growing(), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    first = decode_sizes(runtime)
+    assert first == {1, 8, 16, 32}
+    runtime.generate(prompts(3), params)
+    for _ in range(2):
+        runtime.sleep()
+        runtime.wake()
+        assert decode_sizes(runtime) == first | {4}
+    runtime.suspend()
+    runtime.generate(prompts(20), params)
+    assert tokens(runtime.generate(prompts(3), GREEDY)) == uncaptured(3)
+    assert decode_sizes(runtime) == set(), "no snapshot may hold any"
+    assert runtime.idle()
+    runtime.generate(prompts(20), params)
+    assert 24 in decode_sizes(runtime)
+    runtime.resume()
+    assert decode_sizes(runtime) == {1, 2, 4, 8, 16, 24, 32}
 
 
 def test_suspending_drops_every_capture_and_resuming_makes_them_again(open_captured, uncaptured):
