@@ -123,6 +123,7 @@ class CpuCallGraphs:
             warning = "the CPU call graph of %d tokens computes something else; such steps run without one"
             logger.warning(warning, key[0])
             self._graphs[key] = None
+            self._memory.let_go(graph.results)
         return expected
 
     def _capture(self, key: Key, run: Callable[[], Results], reads: Sequence[Tensor]) -> Results:
@@ -241,6 +242,10 @@ class _Memory:
     def keep(self, results: Results) -> None:
         """Take a graph's own hold on its results for none: they are read before the next is replayed."""
         self._num_results.update(_memory_of(result) for result in results)
+
+    def let_go(self, results: Results) -> None:
+        """Undo keep(), for a graph that is dropped."""
+        self._num_results.subtract(_memory_of(result) for result in results)
 
     def _is_free(self, block: Tensor) -> bool:
         return torch_compat.num_users(block) == 1 + self._num_results[block.data_ptr()]

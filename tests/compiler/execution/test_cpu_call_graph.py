@@ -220,6 +220,7 @@ def test_a_result_that_happens_to_be_there_from_before_is_not_taken_for_computed
     assert "computes something else" in caplog.text
     steps.run(6)
     assert steps.graphs.num_replays == 1, "of the forward"
+    assert sum(steps.graphs._memory._num_results.values()) == 1, "the graph that was dropped holds nothing"
 
 
 def test_results_of_one_graph_lie_where_those_of_another_did():
