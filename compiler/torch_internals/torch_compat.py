@@ -176,7 +176,7 @@ def begin_triton(device: torch.device) -> Callable[[], object]:
     from torch.utils import _triton
 
     if device.type != "cuda":
-        return bool
+        return lambda: None
 
     def ask() -> None:
         with torch.cuda.device(device):
