@@ -9,6 +9,9 @@
 namespace lamina {
 
 constexpr int kSharedBytes = 225 << 10;  // for pipeline stages, of 227 KB
+// Rows of x that all strips of weights are multiplied by before further ones are: the tiles that an H200 has at work at
+// once then lie in a square, as many rows of weights as of x, so that the least of both comes to the L2 cache.
+constexpr int kGroupTokens = 2048;
 
 template <typename Element, int kNumWarpgroups, int kTokens, int kMulticastBlocks, int kSplits>
 struct PersistentShape {
@@ -16,6 +19,7 @@ struct PersistentShape {
   static constexpr int kWarpgroups = kNumWarpgroups, kTokenRows = kTokens, kMulticast = kMulticastBlocks,
                        kSplitK = kSplits;
   static constexpr int kCluster = kMulticastBlocks * kSplits;  // blocks
+  static constexpr int kGroupSections = kGroupTokens / kTokens;
   // Whether the last wave may be divided in threes of strips: two blocks take one each, and half of the third.
   static constexpr bool kNarrows =
       kWarpgroups == 2 && kMulticastBlocks * kSplits == 2 && (kMulticastBlocks == 2 || kTokens > 128);
@@ -113,8 +117,11 @@ class PersistentTileScheduler {
   __device__ __forceinline__ static int ceil_of(int count, int size) { return (count + size - 1) / size; }
 
   __device__ __forceinline__ PersistentTile tile(int index) const {
-    const int first = (index / sections_ * S::kMulticast + multicast_rank_) * S::kWarpgroups;
-    return {first, first + 1, index % sections_ * section_, 0, 0, false, false, 0};
+    const int strips = tiles_ / sections_, last = (sections_ - 1) / S::kGroupSections;
+    const int before = min(index / (strips * S::kGroupSections), last) * S::kGroupSections;  // sections
+    const int own = index - before * strips, sections = min(sections_ - before, S::kGroupSections);
+    const int first = (own / sections * S::kMulticast + multicast_rank_) * S::kWarpgroups;
+    return {first, first + 1, (before + own % sections) * section_, 0, 0, false, false, 0};
   }
 
   // The first strip of the last wave.

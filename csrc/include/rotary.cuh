@@ -29,14 +29,14 @@ __device__ __forceinline__ void rotate(Vec<T, kWidth>& first, Vec<T, kWidth>& se
   second = from_floats<T>(x2);
 }
 
-// Both halves of a head at one column, moved and, where kRotate, rotated on the way.
-template <bool kRotate, typename T, typename To, int kWidth>
-__device__ __forceinline__ void move_pair(const T* from, To* to, int half, const float (&cos)[kWidth],
-                                          const float (&sin)[kWidth], float scale = 1.0f) {
+// Both halves of a head at one column, moved and rotated.
+template <typename T, int kWidth>
+__device__ __forceinline__ void move_rotated(const T* from, T* to, int half, const float (&cos)[kWidth],
+                                             const float (&sin)[kWidth]) {
   Vec<T, kWidth> first = load<kWidth>(from), second = load<kWidth>(from + half);
-  if (kRotate) rotate(first, second, cos, sin);
-  store_cached(to, first, scale);
-  store_cached(to + half, second, scale);
+  rotate(first, second, cos, sin);
+  store_raw(to, first.raw);
+  store_raw(to + half, second.raw);
 }
 
 // Two neighbours of each half, packed.

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kRotaryThreads) rotary_embedding_kernel(Rotary
       const int own = is_query ? head : head - rotary.query.count;
       const T* from = (is_query ? rotary.query : rotary.key).at(token, own) + column;
       T* to = (is_query ? rotary.query_out : rotary.key_out).at(token, own) + column;
-      move_pair<true>(from, to, rotary.half, cos, sin);
+      move_rotated(from, to, rotary.half, cos, sin);
     }
   }
 }

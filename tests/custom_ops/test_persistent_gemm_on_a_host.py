@@ -49,6 +49,10 @@ CASES = [
     (2, 128, 2, 1, 4, 9 * 64, 72, 20, True),
     (2, 128, 2, 1, 6, 20 * 64, 64, 20, True),
     (2, 192, 1, 2, 2, 2 * 64, 72, 200, False),
+    # more sections of x than are multiplied by all strips before others are, of which the last are fewer
+    (1, 128, 1, 2, 2, 3 * 64, 72, 2048 + 200, False),
+    (2, 128, 2, 1, 3, 5 * 64 - 16, 72, 2048 + 130, True),
+    (2, 192, 1, 2, 3, 64, 72, 1920 + 20, False),
 ]
 
 

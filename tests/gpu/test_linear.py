@@ -153,7 +153,7 @@ def test_the_persistent_kernel_before_a_gate(
     assert_close_to_reference: Callable[..., None], config: GemmConfig
 ) -> None:
     dtype = torch.bfloat16
-    for (n, k), num_rows in itertools.product(PERSISTENT_SHAPES, (config.tile_tokens - 3, 512, 1020)):
+    for (n, k), num_rows in itertools.product(PERSISTENT_SHAPES, (config.tile_tokens - 3, 512, 1020, 2500)):
         x, weight, bias = rows(num_rows, k, dtype), weights(n, k, dtype), vector(n, dtype)
         out = launch(x, weight, bias, config, call=with_gate.launch)
         exact, naive = (

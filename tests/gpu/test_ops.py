@@ -202,8 +202,9 @@ def caches_of(heads: tuple[int, int, int], dtype: torch.dtype, views: str = "qkv
 
 
 def slots_of(num_tokens: int) -> Tensor:
-    """Slots in random order, every third of them a padding row."""
-    slots = torch.randperm(96, device=DEVICE)[:num_tokens].int()
+    """All 96 slots in random order for the last tokens; padding rows before them, and every third."""
+    slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=DEVICE)
+    slots[-96:] = torch.randperm(96, device=DEVICE)[:num_tokens].int()
     slots[1::3] = -1
     return slots
 
@@ -267,7 +268,7 @@ def test_rotary_embedding_has_the_formulas_bits(
 @dtypes
 @views_of_heads
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("num_tokens", [1, 37])
+@pytest.mark.parametrize("num_tokens", [1, 37, 1024, 1031])
 def test_rotary_with_the_cache_write_has_the_formulas_bits_and_writes_nothing_else(
     provider: str, dtype: torch.dtype, views: str, heads: tuple[int, int, int], num_tokens: int
 ) -> None:
