@@ -18,6 +18,7 @@ import bandwidth
 
 Call = Callable[[], object]
 RUN_SECONDS = 0.005
+REST_SECONDS = 0.02  # OpenMP's threads turn for 8.5 ms behind torch's work
 
 
 def arguments(op: str) -> argparse.Namespace:
@@ -34,15 +35,15 @@ def arguments(op: str) -> argparse.Namespace:
 def race(contenders: Mapping[str, Call], rounds: int) -> dict[str, dict[str, float]]:
     """Best and median microseconds of each, every round running all of them, so that noise hits all alike.
 
-    Each is called for RUN_SECONDS, as a step calls it for layer after layer; before that OpenMP's threads,
-    which turn for a while after torch's work, come to rest.
+    Each is called for RUN_SECONDS, as a step calls it for layer after layer; before that OpenMP's threads
+    come to rest.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         call()
     for _ in range(rounds):
         for name, call in contenders.items():
-            time.sleep(RUN_SECONDS)
+            time.sleep(REST_SECONDS)
             one_call = _seconds(call, 1)
             num_calls = max(1, int(RUN_SECONDS / one_call))
             times[name].append(_seconds(call, num_calls) / num_calls * 1e6)

@@ -16,7 +16,14 @@ from lamina.custom_ops.linear.choices import Method
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
 TRIED = ["sizes", "callers", "nested", "exceptions", "absent", "entering", "forks"]
 REST = Path(__file__).with_name("thread_rest.cpp")
-RESTED = ["busy", "short-stops", "sleep", "longer-each-time", "short-after-long-quiet"]
+RESTED = [
+    "busy",
+    "short-stops",
+    "sleep",
+    "longer-each-time",
+    "never-longer-than-the-longest",
+    "short-where-stops-are-rare",
+]
 LIBRARIES = """
 import os, torch
 from lamina.custom_ops.linear import _cpu as one

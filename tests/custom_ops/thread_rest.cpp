@@ -50,9 +50,11 @@ int main() {
   compute(rest, 100, 0us);
   require(world.rests.empty(), "sleep");
   for (int i = 0; i < 6; i++) compute(rest, 40, 3ms);
-  const std::vector<Nanoseconds> longer{10ms, 20ms, 40ms, 80ms, 160ms, 160ms};
+  const std::vector<Nanoseconds> longer{5ms, 10ms, 20ms, 40ms, 80ms, 160ms};
   require(world.rests == longer, "longer-each-time");
-  compute(rest, 6000, 0us);
   compute(rest, 40, 3ms);
-  require(world.rests.back() == 10ms && world.rests.size() == 7, "short-after-long-quiet");
+  require(world.rests.back() == 160ms, "never-longer-than-the-longest");
+  for (int i = 0; i < 6; i++) compute(rest, 4000, 3ms);
+  const std::vector<Nanoseconds> shorter{80ms, 40ms, 20ms, 10ms, 5ms, 5ms};
+  require(std::vector<Nanoseconds>(world.rests.end() - 6, world.rests.end()) == shorter, "short-where-stops-are-rare");
 }
