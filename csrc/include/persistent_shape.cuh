@@ -116,10 +116,14 @@ class PersistentTileScheduler {
  private:
   __device__ __forceinline__ static int ceil_of(int count, int size) { return (count + size - 1) / size; }
 
+  // By groups of sections, in each strip by strip.
   __device__ __forceinline__ PersistentTile tile(int index) const {
-    const int strips = tiles_ / sections_, last = (sections_ - 1) / S::kGroupSections;
-    const int before = min(index / (strips * S::kGroupSections), last) * S::kGroupSections;  // sections
-    const int own = index - before * strips, sections = min(sections_ - before, S::kGroupSections);
+    int before = 0, own = index, sections = sections_;
+    if (sections_ > S::kGroupSections) {
+      const int strips = tiles_ / sections_, last = (sections_ - 1) / S::kGroupSections;
+      before = min(index / (strips * S::kGroupSections), last) * S::kGroupSections;
+      own -= before * strips, sections = min(sections_ - before, S::kGroupSections);
+    }
     const int first = (own / sections * S::kMulticast + multicast_rank_) * S::kWarpgroups;
     return {first, first + 1, (before + own % sections) * section_, 0, 0, false, false, 0};
   }
