@@ -10,7 +10,8 @@ namespace lamina {
 // The right operand: vectors of its row k, how the left operand becomes a vector, and how both are multiplied and added
 // to a sum.
 struct Floats {
-  static constexpr int kColumns = 1;  // that come together
+  static constexpr int kColumns = 1;         // that come together
+  static constexpr bool kAddsAtEnd = false;  // to what there was: sums start at it, or at 0
   static Vec left(const float* from) { return broadcast(*from); }
   static Vec add(Vec sum, Vec left, Vec right) { return sum + left * right; }
 };
@@ -62,10 +63,11 @@ inline __attribute__((always_inline)) void unrolled(std::integer_sequence<int, i
 // element of c is one chain of multiply-adds over depth, so its bits do not depend on how the GEMM is blocked.
 template <bool accumulate, int rows, int columns, typename Right>
 inline void gemm_block(int column, int depth, const float* a, int lda, const Right& b, float* c, int ldc) {
+  constexpr bool starts_at_c = accumulate && !Right::kAddsAtEnd, ends_with_c = accumulate && Right::kAddsAtEnd;
   Vec sum[rows][columns];
   const auto each_sum = std::make_integer_sequence<int, rows * columns>();
   unrolled(each_sum, [&](int i) {
-    sum[i / columns][i % columns] = accumulate ? load(c + (i / columns) * ldc + column + i % columns * kLanes) : Vec{};
+    sum[i / columns][i % columns] = starts_at_c ? load(c + (i / columns) * ldc + column + i % columns * kLanes) : Vec{};
   });
   for (int k = 0; k < depth; k++) {
     Vec right[columns];
@@ -76,7 +78,8 @@ inline void gemm_block(int column, int depth, const float* a, int lda, const Rig
     }
   }
   unrolled(each_sum, [&](int i) {
-    store(c + (i / columns) * ldc + column + i % columns * kLanes, sum[i / columns][i % columns]);
+    float* to = c + (i / columns) * ldc + column + i % columns * kLanes;
+    store(to, ends_with_c ? load(to) + sum[i / columns][i % columns] : sum[i / columns][i % columns]);
   });
 }
 

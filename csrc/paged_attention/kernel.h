@@ -32,7 +32,6 @@ class Worker {
         splits_values_(kSplitsValues && attention.stored != Stored::kInt8 && dim_ % (2 * kLanes) == 0 && !by_amx()),
         panel_(static_cast<size_t>(kTileKeys) * padded_dim_),
         partial_(Partial::size(kMaxRows, padded_dim_)),
-        prefetch_(attention),
         values_(buffer.reserve(panel_ + kMaxRows * kTileKeys + 2 * partial_ + Scores<T>::num_floats(padded_dim_) +
                                AmxAttention::num_floats(padded_dim_) +
                                (attention.stored == Stored::kSame ? 0 : 2 * panel_))),
@@ -40,6 +39,7 @@ class Worker {
         total_(scores_ + kMaxRows * kTileKeys),
         part_(total_ + partial_),
         by_vectors_(part_ + partial_, dim_, padded_dim_, attention.stored == Stored::kInt8),
+        prefetch_(attention, by_amx() ? 0 : by_vectors_.most_few()),
         amx_(part_ + partial_ + Scores<T>::num_floats(padded_dim_), dim_),
         wide_(reinterpret_cast<T*>(part_ + partial_ + Scores<T>::num_floats(padded_dim_) +
                                    AmxAttention::num_floats(padded_dim_))) {}
@@ -205,14 +205,9 @@ class Worker {
     const int vectors = padded_dim_ / kLanes;
     if (rows > kMaxRowsInParts)
       return gemm<true>(rows, vectors, to - from, scores_ + from, kTileKeys, right, out, padded_dim_);
-    for (int count; from < to; from += count, right = right.from(count)) {
-      count = std::min(KvPrefetch<T>::kValueKeys, to - from);
-      for (int v = 0; v < vectors; v += 4) {
-        prefetch_.step_value(rows);
-        gemm<true>(rows, std::min(4, vectors - v), count, scores_ + from, kTileKeys, right, out, padded_dim_,
-                   v * kLanes);
-      }
-    }
+    const int blocks = (rows + kBlockRows - 1) / kBlockRows;  // each goes through all values
+    const Hinted<Right, T> hinted(right, prefetch_, (rows + blocks - 1) / blocks);
+    gemm<true>(rows, vectors, to - from, scores_ + from, kTileKeys, hinted, out, padded_dim_);
   }
 
   // Where the rows of keys base + from .. base + to lie. Lanes around them get a row that may be read: their scores
@@ -366,13 +361,13 @@ class Worker {
   static constexpr bool kSplitsValues = std::is_same_v<T, BFloat16>;
   const bool splits_values_;
   const size_t panel_, partial_;
-  KvPrefetch<T> prefetch_;
   const T *key_rows_[kTileKeys], *value_rows_[kTileKeys];
   const Int8 *key_bytes_[kTileKeys], *value_bytes_[kTileKeys];  // where those of int8 are read as they lie
   float key_scales_[kTileKeys], value_scales_[kTileKeys];       // of int8
   int64_t positions_[kMaxRows];
   float *const values_, *const scores_, *const total_, *const part_;
   Scores<T> by_vectors_;
+  KvPrefetch<T> prefetch_;
   AmxAttention amx_;
   T* const wide_;  // [2][kTileKeys][padded_dim]: keys and values that were stored in fewer bits
 };

@@ -14,9 +14,10 @@ namespace lamina {
 template <typename T>
 class KvPrefetch {
  public:
-  static constexpr int kScoreDims = 32, kValueKeys = 8;  // between two steps
+  static constexpr int kScoreDims = 32, kFewKeys = 8, kValueKeys = 4;  // between two steps
 
-  explicit KvPrefetch(const Attention<T>& attention) : attention_(attention) {}
+  // most_few: of how many rows the keys are not packed
+  KvPrefetch(const Attention<T>& attention, int most_few) : attention_(attention), most_few_(most_few) {}
 
   // While a tile of keys from `base` on is attended to comes the one behind it, or the first of `next` if there is one.
   void aim_behind(const Heads& heads, int64_t base, const Heads* next) {
@@ -26,24 +27,29 @@ class KvPrefetch {
   }
 
   // Before the work on a head of a tile of keys: where they lie; sixteen keys that are packed, a vector of each; scores
-  // of kScoreDims dims or all; either part of the softmax of a row; values of kValueKeys keys by four vectors, or all.
+  // of kFewKeys keys where they lie, or of kScoreDims dims, a quarter of them or all; either part of the softmax of a
+  // row; values of kValueKeys keys by four vectors, or all.
   void step_locate() { step(kLocate); }
   void step_pack() { step(kPack); }
+  void step_few() { step(few_pace()); }
   void step_score(int rows) { step(kScore * rows); }
+  void step_quarter_of_scores(int rows) { step(scores_pace(rows) / 4); }
   void step_scores(int rows) { step(scores_pace(rows)); }
   void step_softmax() { step(kSoftmax); }
   void step_value(int rows) { step(kValues * rows); }
   void step_values(int rows) { step(values_pace(rows)); }
 
  private:
-  static constexpr int64_t kLocate = 25, kPack = 7, kScore = 12, kSoftmax = 15, kValues = 8;
+  static constexpr int64_t kLocate = 25, kPack = 7, kScore = 12, kSoftmax = 15, kValues = 4, kFew = 16;
   static constexpr int64_t kLine = 64, kOne = 1 << 20;
 
   static int64_t parts(int64_t count, int64_t at_once) { return (count + at_once - 1) / at_once; }
   int64_t pace(int rows) const {
     const int64_t packed = kTileKeys / kLanes * parts(attention_.head_dim, kLanes * 4 / attention_.cached_size());
-    return kLocate + kPack * packed + scores_pace(rows) + 2 * kSoftmax * rows + values_pace(rows);
+    const int64_t scores = rows <= most_few_ ? kTileKeys / kFewKeys * few_pace() : kPack * packed + scores_pace(rows);
+    return kLocate + scores + 2 * kSoftmax * rows + values_pace(rows);
   }
+  int64_t few_pace() const { return kFew * parts(attention_.head_dim, 64); }
   int64_t scores_pace(int rows) const { return kScore * rows * parts(attention_.head_dim, kScoreDims); }
   int64_t values_pace(int rows) const {
     return kValues * rows * (kTileKeys / kValueKeys) * parts(attention_.head_dim, 4 * kLanes);
@@ -121,6 +127,7 @@ class KvPrefetch {
   }
 
   const Attention<T>& attention_;
+  const int most_few_;
   const int32_t* table_ = nullptr;
   int64_t first_head_ = 0;
   Keys keys_{0, 0};         // that are left
@@ -128,6 +135,20 @@ class KvPrefetch {
   int64_t row_bytes_ = 0, run_bytes_ = 0, stride_ = 0, num_rows_ = 0;
   const char *row_ = nullptr, *line_ = nullptr;
   int64_t num_lines_ = 0, lines_a_part_ = 0, due_ = 0;  // these two times kOne
+};
+
+// Rows of values between which hints are given.
+template <typename Rows, typename T>
+struct Hinted : Rows {
+  KvPrefetch<T>& prefetch;
+  const int num_rows;  // of the left operand that go through them at once
+  Hinted(const Rows& rows, KvPrefetch<T>& hints, int num_rows) : Rows(rows), prefetch(hints), num_rows(num_rows) {}
+
+  template <int columns>
+  void load_row(int k, int column, Vec* vectors) const {
+    if (k % KvPrefetch<T>::kValueKeys == 0) prefetch.step_value(num_rows);
+    Rows::template load_row<columns>(k, column, vectors);
+  }
 };
 
 }  // namespace lamina

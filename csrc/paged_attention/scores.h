@@ -1,7 +1,9 @@
 // Q @ Kᵀ of a tile of keys without AMX: keys are packed so that the lanes of a vector stand for as many keys.
 //
 // A lane holds a float of each key, two bfloat16 numbers where the CPU multiplies pairs of them, or four of int8. Every
-// score is one chain over the dims, so that its bits do not depend on how many rows there are.
+// score is one chain over the dims, so that its bits do not depend on how many rows there are. For a few queries whose
+// pairs are multiplied keys are not packed: that would take longer than the scores. Their scores are four chains then,
+// and so are those of many queries.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +13,11 @@
 #include "call.h"
 #include "gemm_microkernel.h"
 #include "int8_cache.h"
+#include "pairs.h"
 #include "prefetch.h"
 #include "vector.h"
 
 namespace lamina {
-
-#if defined(__AVX512BF16__)
-constexpr bool kMultipliesPairs = true;
-#else
-constexpr bool kMultipliesPairs = false;
-#endif
-
-// Keys as pairs of bfloat16 numbers; so is the left operand.
-struct PairPanel : Panel {
-  using Panel::Panel;
-  static Vec left(const float* from) { return (Vec)(IntVec{} + bit_cast<int32_t>(*from)); }
-  static Vec add(Vec sum, Vec left, Vec right) {
-#if defined(__AVX512BF16__)
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
-#else
-    return sum + left + right;  // never called
-#endif
-  }
-};
 
 // Keys as four bytes a lane, 128 added to each; the left operand has signed bytes, sums are whole numbers.
 struct BytePanel : Panel {
@@ -52,23 +36,33 @@ class Scores {
   static constexpr bool kByBytes = sizeof(T) == 2;
 
   static size_t num_floats(int padded_dim) {
-    return static_cast<size_t>(kTileKeys + kMaxRows) * padded_dim + 2 * kMaxRows * kTileKeys;
+    const size_t few = kByPairs ? kMaxRows * FewQueries::num_floats(padded_dim) : 0;
+    return static_cast<size_t>(kTileKeys + kMaxRows) * padded_dim + 2 * kMaxRows * kTileKeys + few;
   }
 
   Scores(float* memory, int dim, int padded_dim, bool is_int8)
       : dim_(dim),
         padded_dim_(padded_dim),
         in_bytes_(kByBytes && is_int8),
+        in_fours_(kByPairs && !is_int8 && dim % FewQueries::kDims == 0),
         keys_(memory),
         query_(keys_ + static_cast<size_t>(kTileKeys) * padded_dim),
-        dots_(query_ + static_cast<size_t>(kMaxRows) * padded_dim) {}
+        dots_(query_ + static_cast<size_t>(kMaxRows) * padded_dim),
+        few_(dots_ + 2 * kMaxRows * kTileKeys) {}
+
+  // How many rows have scores of keys where they lie.
+  int most_few() const { return in_fours_ ? FewQueries::kRows : 0; }
 
   // As rows first_row .. first_row + count - 1 of those that are held.
   void load_query(const T* const* rows, int count, int first_row) {
+    if constexpr (kByPairs)
+      if (takes_few(count)) return FewQueries::pack(rows, count, dim_, few(first_row));
     for (int r = 0; r < count; r++) {
       float* to = query_ + static_cast<size_t>(first_row + r) * padded_dim_;
       if (in_bytes_) {
         load_bytes_of(rows[r], first_row + r, reinterpret_cast<int8_t*>(to));
+      } else if (in_fours_) {
+        load_fours(rows[r], to);
       } else if constexpr (kByPairs) {
         to[dim_ / 2] = 0.0f;  // where dims are odd, beside the last
         std::memcpy(to, rows[r], dim_ * sizeof(T));
@@ -80,9 +74,12 @@ class Scores {
 
   // scores[row][kTileKeys] of rows from first_row on and keys from .. to, to whole vectors; others are undefined.
   void score(const T* const* keys, int rows, int first_row, int from, int to, float* scores, KvPrefetch<T>& prefetch) {
+    if constexpr (kByPairs)
+      if (takes_few(rows)) return score_few(keys, rows, few(first_row), from, to, scores, prefetch);
     pack(keys, from, to, prefetch);
     const int vectors = (to + kLanes - 1) / kLanes;
     const float* query = query_ + static_cast<size_t>(first_row) * padded_dim_;
+    if (in_fours_) return score_fours(query, rows, vectors, scores, prefetch);
     using Keys = std::conditional_t<kByPairs, PairPanel, Panel>;
     constexpr int in_lane = kByPairs ? 2 : 1;
     const int depth = (dim_ + in_lane - 1) / in_lane;
@@ -112,6 +109,39 @@ class Scores {
   }
 
  private:
+  bool takes_few(int rows) const { return rows <= most_few(); }
+  float* few(int first_row) const { return few_ + first_row * FewQueries::num_floats(padded_dim_); }
+
+  void score_few(const BFloat16* const* keys, int rows, const float* query, int from, int to, float* scores,
+                 KvPrefetch<T>& prefetch) {
+    static_assert(FewQueries::kKeys == KvPrefetch<T>::kFewKeys, "a step for each");
+    for (int j = from / kLanes * kLanes; j < to; j += FewQueries::kKeys) {
+      prefetch.step_few();
+      FewQueries::score(query, keys + j, rows, dim_, scores + j, kTileKeys);
+    }
+  }
+
+  // As FewQueries adds up: pairs 0, 4, 8, ... first, then 1, 5, 9, ...
+  void score_fours(const float* query, int rows, int vectors, float* scores, KvPrefetch<T>& prefetch) {
+    constexpr int sums = FewQueries::kSums;
+    const int depth = dim_ / FewQueries::kDims;
+    for (int i = 0; i < sums; i++, query += depth) {
+      prefetch.step_quarter_of_scores(rows);
+      const PairPanelAddedAtEnd right(keys_ + i * kTileKeys, sums * kTileKeys);
+      if (i == 0)
+        gemm<false>(rows, vectors, depth, query, padded_dim_, right, scores, kTileKeys);
+      else
+        gemm<true>(rows, vectors, depth, query, padded_dim_, right, scores, kTileKeys);
+    }
+  }
+
+  // The pairs of a row in the order in which score_fours takes them.
+  void load_fours(const T* row, float* to) const {
+    constexpr int sums = FewQueries::kSums;
+    const int pairs = dim_ / 2;
+    for (int i = 0; i < pairs; i++) std::memcpy(to + i % sums * (pairs / sums) + i / sums, row + 2 * i, sizeof(float));
+  }
+
   // x is about scale * (256 * high + low), of which `to` gets all high, then, padded_dim bytes later, all low numbers.
   void load_bytes_of(const T* row, int r, int8_t* to) {
     constexpr int kLargest = 127 * 256 + 127;
@@ -221,7 +251,8 @@ class Scores {
 
   const int dim_, padded_dim_;
   const bool in_bytes_;
-  float *const keys_, *const query_, *const dots_;
+  const bool in_fours_;  // whether four sums make a score, as FewQueries has it
+  float *const keys_, *const query_, *const dots_, *const few_;
   float query_scales_[kMaxRows];
   int32_t offsets_[kMaxRows];  // for the 128 in keys
 };

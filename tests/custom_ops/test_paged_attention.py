@@ -306,6 +306,26 @@ def test_a_row_has_the_same_bits_however_its_prompt_is_chunked(
         assert torch.equal(kernel(part), expected[start:end])
 
 
+@pytest.mark.parametrize("head_dim", [8, 20, 24, 64, 104, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 4, 5])
+@pytest.mark.parametrize("limits", [{}, {"window": 35}, {"chunk": 49, "cache_dtype": FP8}], ids=str)
+def test_a_row_has_the_same_bits_among_few_rows_and_many(
+    make_paged_case: MakeCase, limits: dict[str, Any], group: int, head_dim: int
+) -> None:
+    """Keys are packed for many; windows and chunks begin at odd keys, and lengths end at them."""
+    shape = {"num_heads": 2 * group, "num_kv_heads": 2, "head_dim": head_dim, "block_size": 7}
+    whole = make_paged_case([85], [85], **shape, **limits, dtype=torch.bfloat16)
+    expected = kernel(whole)
+    for start in (0, 1, 34, 48, 49, 64, 83, 84):
+        part = whole._replace(
+            out=torch.empty_like(whole.out[start : start + 1]),
+            query=whole.query[start : start + 1],
+            seq_lens=torch.tensor([start + 1], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        )
+        assert torch.equal(kernel(part), expected[start : start + 1])
+
+
 @every_cache
 def test_bits_do_not_depend_on_the_number_of_threads(
     make_paged_case: MakeCase, cache: dict[str, Any]
