@@ -9,7 +9,8 @@ namespace lamina {
 // Where another process wants this thread's CPU, the system stops it in the middle of jobs, for milliseconds, and its
 // caller waits for it; and with one thread more than there are CPUs the caller itself is stopped, too. So a thread that
 // was stopped sleeps for a while, and longer each time that it is stopped again soon after. Whoever stops it rarely
-// costs it little: OpenMP's threads of this process turn for 8 ms behind each work of torch's own, as behind a prompt.
+// costs it little: OpenMP's threads of this process turn for 8.5 ms behind work of torch's own, as behind a prompt.
+// What it has learnt of a busy process is forgotten where nobody stops it for long, since that is gone by then.
 //
 // Time has now(), of a clock, and used(), what the thread has computed, both as durations; and sleep(duration).
 template <typename Time>
@@ -19,7 +20,7 @@ class Rest {
  public:
   static constexpr Duration kTurn = std::chrono::microseconds(700);  // shorter stops are the system's own
   static constexpr Duration kShortest = std::chrono::milliseconds(5), kLongest = std::chrono::milliseconds(160);
-  static constexpr Duration kSoon = std::chrono::milliseconds(100);  // after a rest
+  static constexpr Duration kSoon = std::chrono::milliseconds(100), kLong = std::chrono::seconds(1);  // after a rest
 
   explicit Rest(Time time = Time()) : time_(time) { begin(); }
 
@@ -31,7 +32,7 @@ class Rest {
     const bool was_stopped = (now - now_) - (used - used_) > kTurn;
     now_ = now, used_ = used;
     if (!was_stopped) return;
-    length_ = now - rested_ > kSoon ? std::max(length_ / 2, kShortest) : std::min(length_ * 2, kLongest);
+    length_ = next_length(now - rested_);
     time_.sleep(length_);
     begin();
     rested_ = now_;
@@ -41,8 +42,13 @@ class Rest {
   void begin() { now_ = time_.now(), used_ = time_.used(); }
 
  private:
+  Duration next_length(Duration since_rest) const {
+    if (since_rest > kLong) return kShortest;
+    return since_rest > kSoon ? std::max(length_ / 2, kShortest) : std::min(length_ * 2, kLongest);
+  }
+
   Time time_;
-  Duration now_{}, used_{}, length_ = kShortest, rested_ = -2 * kSoon;
+  Duration now_{}, used_{}, length_ = kShortest, rested_ = -2 * kLong;
 };
 
 }  // namespace lamina

@@ -23,6 +23,8 @@ RESTED = [
     "longer-each-time",
     "never-longer-than-the-longest",
     "short-where-stops-are-rare",
+    "longer-once-more",
+    "short-after-long-quiet",
 ]
 LIBRARIES = """
 import os, torch

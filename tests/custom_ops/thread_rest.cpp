@@ -57,4 +57,8 @@ int main() {
   for (int i = 0; i < 6; i++) compute(rest, 4000, 3ms);
   const std::vector<Nanoseconds> shorter{80ms, 40ms, 20ms, 10ms, 5ms, 5ms};
   require(std::vector<Nanoseconds>(world.rests.end() - 6, world.rests.end()) == shorter, "short-where-stops-are-rare");
+  for (int i = 0; i < 7; i++) compute(rest, 40, 3ms);
+  require(world.rests.back() == 160ms, "longer-once-more");
+  compute(rest, 40000, 3ms);  // behind 2 s
+  require(world.rests.back() == 5ms, "short-after-long-quiet");
 }
