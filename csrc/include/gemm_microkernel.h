@@ -20,7 +20,6 @@ struct Panel : Floats {
   const float* data;
   int stride;
   Panel(const float* first, int row_stride) : data(first), stride(row_stride) {}
-  Panel from(int k) const { return {data + k * stride, stride}; }
   template <int columns>
   void load_row(int k, int column, Vec* vectors) const {
     for (int v = 0; v < columns; v++) vectors[v] = load(data + k * stride + column + v * kLanes);
@@ -31,7 +30,6 @@ template <typename T>
 struct ScatteredRows : Floats {
   const T* const* rows;
   explicit ScatteredRows(const T* const* first) : rows(first) {}
-  ScatteredRows from(int k) const { return ScatteredRows(rows + k); }
   template <int columns>
   void load_row(int k, int column, Vec* vectors) const {
     for (int v = 0; v < columns; v++) vectors[v] = load(rows[k] + column + v * kLanes);
@@ -44,7 +42,6 @@ struct SplitRows : Floats {
   static constexpr int kColumns = 2;
   const T* const* rows;
   explicit SplitRows(const T* const* first) : rows(first) {}
-  SplitRows from(int k) const { return SplitRows(rows + k); }
   template <int columns>
   void load_row(int k, int column, Vec* vectors) const {
     static_assert(columns % 2 == 0, "pairs of vectors");
